@@ -147,6 +147,11 @@ class Unavailable(FdsdError):
     type = "service_unavailable_error"
 
 
+def paused(what: str) -> Unavailable:
+    """Return the refusal of a new request by what an operator has paused."""
+    return Unavailable(f"{what} is paused: it takes no new requests until POST /resume", code="paused")
+
+
 class NoInstance(Unavailable):
     """A router knows no instance that could take the request now."""
 

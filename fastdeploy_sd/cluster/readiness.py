@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from fastdeploy_sd.cluster.grouped_engine import GroupedEngine
-from fastdeploy_sd.errors import FdsdError, NotFound, Overloaded, Unavailable
+from fastdeploy_sd.errors import FdsdError, NotFound, Overloaded, Unavailable, paused
 from fastdeploy_sd.types import Request
 
 # Longer than an engine that was lost takes to load its model again.
@@ -85,7 +85,7 @@ class Readiness:
         if "draining" in names:
             return Unavailable("the server is draining", code="draining")
         if "paused" in names and not self._drain.is_set():
-            return Unavailable("the server is paused: it takes no new requests until it is resumed", code="paused")
+            return paused("the server")
         return Unavailable("the engine is down", code="engine_down")
 
     def _left_s(self, limit_s: float | None) -> float:

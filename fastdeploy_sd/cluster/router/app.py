@@ -21,7 +21,7 @@ from fastdeploy_sd.cluster.router.paused_instances import PausedInstances
 from fastdeploy_sd.cluster.router.registry import Registry
 from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.cluster.router.scraping import scrape
-from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, shown
+from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, paused, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_instance_metrics, render_router_metrics
 from fastdeploy_sd.wire.http.api_paths import GENERATION_PATHS, TEXT_PATHS
 from fastdeploy_sd.wire.http.error_format import JsonResponse
@@ -36,7 +36,7 @@ from fastdeploy_sd.wire.http.ollama_models import (
     OllamaModel,
     add_model_lists,
 )
-from fastdeploy_sd.wire.http.pause_routes import PauseRoutes, paused
+from fastdeploy_sd.wire.http.pause_routes import PauseRoutes
 from fastdeploy_sd.wire.http.request_body import BodyReader
 from fastdeploy_sd.wire.http_client import Ask
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from fastdeploy_sd.engine.ipc import messages as m
 from fastdeploy_sd.engine.ipc.output_stream import OutputStream
 from fastdeploy_sd.engine.ipc.questions import LOAD_TIMEOUT_S, TIMEOUT_S, Questions
-from fastdeploy_sd.errors import ENGINE_FAILED, FdsdError, InternalError, Unavailable
+from fastdeploy_sd.errors import ENGINE_FAILED, FdsdError, InternalError, Unavailable, paused
 from fastdeploy_sd.process.liveness import LivenessProbe
 from fastdeploy_sd.types import AdapterSource, FinishReason, ModelInfo, Request, RequestId, RequestOutput
 from fastdeploy_sd.types.experts import ExpertReport
@@ -129,7 +129,7 @@ class EngineClient:
         """Raise Unavailable, with `code` "engine_down", "draining" or "paused", unless it shall get new requests."""
         self._verify_runs()
         if self.is_paused:
-            raise Unavailable("the engine is paused", code="paused")
+            raise paused("the engine")
 
     def _verify_runs(self) -> None:
         if self._is_draining or not self.is_alive:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from fastdeploy_sd.errors import BadRequest, Unavailable, shown
+from fastdeploy_sd.errors import BadRequest, shown
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
 
@@ -38,11 +38,6 @@ class Pausable(Protocol):
 
     def is_paused(self, part: Mapping[str, str]) -> bool:
         """Return whether all of the part refuses new requests."""
-
-
-def paused(what: str) -> Unavailable:
-    """Return the refusal of a new request."""
-    return Unavailable(f"{what} is paused: it takes no new requests until POST /resume", code="paused")
 
 
 class PauseRoutes:

@@ -14,7 +14,6 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.engine.interfaces.executor import AdapterReader, WatchPrompts
 from fastdeploy_sd.engine.interfaces.spread_experts import SpreadExperts
-from fastdeploy_sd.errors import device_lost_as_error
 from fastdeploy_sd.spec_decode.control.report import StepStats
 from fastdeploy_sd.spec_decode.dispatcher import available_methods, create_method, create_proposer
 from fastdeploy_sd.spec_decode.proposer import MakeProposer, keep_local
@@ -34,9 +33,9 @@ from fastdeploy_sd.worker.loading.loading_errors import loading
 from fastdeploy_sd.worker.ranks.coordinator import (
     ExpertRanks,
     GroupCoordinator,
-    GroupEnded,
     RankCoordinator,
     SingleRank,
+    group_ended_as_error,
 )
 from fastdeploy_sd.worker.ranks.expert_ranks import close_experts, leave_experts, with_experts
 from fastdeploy_sd.worker.ranks.gpu_ranks import leave_gpus, with_gpus
@@ -78,11 +77,8 @@ class LocalExecutor:
 
     def execute(self, plan: SchedulerOutput) -> StepResult:
         assert self._runner is not None, "execute() after shutdown()"
-        try:
-            with device_lost_as_error():
-                return self._runner.execute(plan)
-        except GroupEnded as end:
-            raise end.error from None
+        with group_ended_as_error():
+            return self._runner.execute(plan)
 
     def watch_prompts(self, watch: WatchPrompts | None) -> None:
         """Let `watch` see the logits of prompts whose log-probabilities are asked for; None = nothing does."""
@@ -216,7 +212,7 @@ def _created(
             _log.info("%s", describe_engines(limits, config.parallel.engines_per_host))
     _log_loaded(config, loaded, info, time.perf_counter() - start)
     is_alone = ranks is None and config.splitwise.splitwise_role != "prefill"  # else more follows a step's result
-    is_async = not is_host and is_alone and group.experts is None and config.scheduler.async_scheduling
+    is_async = not is_host and is_alone and config.scheduler.async_scheduling
     launcher = StepLauncher(runner, loaded.step.table) if is_async else None
     signals, adapters = loaded.step.signals, loaded.step.adapters
     return LocalExecutor(runner, info, pages, identity, store, signals, grammars, launcher, group, adapters=adapters)

@@ -3,8 +3,8 @@
 Usage: python -m tests.engine.gpu_engine_process FD NUMBER ENGINES RANKS MODEL METHOD REDUNDANT TIMEOUT_S
 
 What it says first is that it serves its experts. An order is "stop", "1 is gone", "move", from which on experts move at
-random, "places", how many placements that has led to, or a list of request numbers, whose answers in words it then
-says, and the rows that each rank has run its experts on.
+random, "counts", how many placements that has led to and steps that began before the tokens of the last one were known,
+or a list of request numbers, whose answers in words it then says, and the rows that each rank has run its experts on.
 """
 
 from __future__ import annotations
@@ -23,16 +23,33 @@ from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.device import expert_service
 from fastdeploy_sd.engine.engine import Engine
 from fastdeploy_sd.errors import FdsdError
-from fastdeploy_sd.types import Request
+from fastdeploy_sd.types import Request, SchedulerOutput
+from fastdeploy_sd.worker.step.step_launcher import StepLauncher
 from tests.engine.gpu import BATCH, short_requests, tiny_config
 from tests.engine.test_expert_parallel import random_moves, start
+from tests.engine.test_gpu_ahead import plain_requests
 
 # Greedy, seeded, with log-probabilities and with a grammar.
 NUM_REQUESTS, NUM_TOKENS = 4, 4
+# Those whose next step may begin before their tokens are known.
+PLAIN_REQUESTS = (4, 5)
 
 
 def requests() -> Sequence[Request]:
-    return [replace(request, max_tokens=NUM_TOKENS) for request in short_requests()[:NUM_REQUESTS]]
+    found = [replace(request, max_tokens=NUM_TOKENS) for request in short_requests()[:NUM_REQUESTS]]
+    return found + [replace(request, request_id=f"plain {request.request_id}") for request in plain_requests(2)]
+
+
+def count_ahead() -> list[bool]:
+    """From now on, note of each step that starts whether another one is in flight."""
+    start, found = StepLauncher._start, list[bool]()
+
+    def noted(launcher: StepLauncher, plan: SchedulerOutput, *, is_open: bool) -> bool:
+        found.append(bool(launcher._in_flight))
+        return start(launcher, plan, is_open=is_open)
+
+    StepLauncher._start = noted  # type: ignore[method-assign]
+    return found
 
 
 def main() -> int:
@@ -55,6 +72,7 @@ def main() -> int:
     assert experts is not None
     engine, wanted = Engine(config, executor), requests()
     move, seen = random_moves(experts, num_redundant)
+    ahead = count_ahead()
     print(json.dumps("serves"), flush=True)
     for line in sys.stdin:
         order: Any = json.loads(line)
@@ -66,8 +84,8 @@ def main() -> int:
         if order == "move":
             experts.repeat(move, "moves")
             continue
-        if order == "places":
-            print(json.dumps(len(seen)), flush=True)
+        if order == "counts":
+            print(json.dumps([len(seen), sum(ahead)]), flush=True)
             continue
         try:
             answers = run(engine, [wanted[i] for i in order])

@@ -16,7 +16,7 @@ from typing import Protocol, Self
 import numpy as np
 
 from fastdeploy_sd.device.expert_service import ExpertService
-from fastdeploy_sd.errors import FdsdError, Unavailable
+from fastdeploy_sd.errors import FdsdError, Unavailable, device_lost_as_error
 from fastdeploy_sd.spec_decode.proposer import DraftRequest, ProposeInput, Proposer
 from fastdeploy_sd.types import EMPTY_I32, I32, DraftTokens, RequestId, SchedulerOutput
 from fastdeploy_sd.worker.ranks.commands import (
@@ -40,6 +40,17 @@ class GroupEnded(BaseException):
     def __init__(self, error: FdsdError) -> None:
         super().__init__(error.message)
         self.error = error
+
+
+class group_ended_as_error(device_lost_as_error):  # noqa: N801 (see there)
+    """As that, and raise a GroupEnded of the body as its `error`."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, GroupEnded):
+            raise error.error from None
+        super().__exit__(kind, error, traceback)
 
 
 class RankError(Exception):

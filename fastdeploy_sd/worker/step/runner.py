@@ -177,7 +177,9 @@ class ModelRunner:
     def finish(self, step: LaunchedStep) -> StepResult:
         """Take the tokens of a launched step, and draft after them. Raises as `_run`."""
         step.wait_begin = time.perf_counter()
-        return self._complete(step, *self._wait(step))
+        with self._ranks.attempt(lambda number: RunRows(number, None)):
+            verified = self._wait(step)
+        return self._complete(step, *verified)
 
     def _wait(self, step: LaunchedStep) -> tuple[VerifyResult, tuple[int, ...]]:
         at: StepMemory | PendingRows = step.rows or self._memory

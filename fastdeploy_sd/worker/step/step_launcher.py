@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastdeploy_sd.errors import InternalError, device_lost_as_error
+from fastdeploy_sd.errors import InternalError
 from fastdeploy_sd.types import RequestId, SchedulerOutput, StepResult
+from fastdeploy_sd.worker.ranks.coordinator import group_ended_as_error
 from fastdeploy_sd.worker.step.batch import PendingRows
 from fastdeploy_sd.worker.step.request_table import RequestTable
 from fastdeploy_sd.worker.step.runner import LaunchedStep, ModelRunner
@@ -53,11 +54,11 @@ class StepLauncher:
         return self._runner.drafts_async
 
     def start(self, plan: SchedulerOutput, *, is_open: bool) -> bool:
-        with device_lost_as_error():
+        with group_ended_as_error():
             return self._start(plan, is_open=is_open)
 
     def finish(self) -> StepResult:
-        with device_lost_as_error():
+        with group_ended_as_error():
             return self._finish()
 
     def close(self) -> None:

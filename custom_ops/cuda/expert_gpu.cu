@@ -29,9 +29,21 @@ ExpertGpu* FindExpertGpu(int32_t service) {
   return service >= 1 && service <= kMaxServices ? gpus[static_cast<size_t>(service - 1)].load() : nullptr;
 }
 
+ExpertGpuBytes::ExpertGpuBytes(const ExpertServiceShape& s) {
+  const int64_t capacity = ExpertSegment::CapacityOf(s);
+  // CUDA shares the blocks whole that it has memory from.
+  const int64_t block = fdsd_cuda_share_block_bytes();
+  results_at = Aligned(capacity * s.row_bytes);
+  shared = (results_at + int64_t{4} * capacity * s.top_k * s.hidden_size + block - 1) / block * block;
+  pairs = Aligned(int64_t{4} * capacity * s.top_k);
+  versions = Aligned(int64_t{8} * s.num_layers);
+  table = Aligned(int64_t{4} * s.num_layers * s.num_experts * s.num_ranks);
+}
+
 ExpertGpu::ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSegment> segment)
     : segment_(std::move(segment)),
       rank_(p.rank),
+      bytes_(p.shape),
       runner_(RunnerOf(this)),
       layers_(static_cast<size_t>(p.shape.num_layers)),
       homes_(static_cast<size_t>(p.shape.num_ranks)),
@@ -45,10 +57,7 @@ ExpertGpu::ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSeg
   group_.patience = static_cast<uint64_t>(p.timeout_s * 1e9);
 }
 
-int64_t ExpertGpu::results_at() const { return Aligned(int64_t{segment_->capacity()} * segment_->shape().row_bytes); }
-
 Error ExpertGpu::OpenSegment(ExpertStatus* status) {
-  const ExpertServiceShape& s = segment_->shape();
   if (Error error = TextOf(cudaGetDevice(&device_))) return error;
   int least = 0;
   int greatest = 0;
@@ -59,18 +68,11 @@ Error ExpertGpu::OpenSegment(ExpertStatus* status) {
   is_registered_ = true;
   void* mapped = nullptr;
   if (Error error = TextOf(cudaHostGetDevicePointer(&mapped, segment_->data(), 0))) return error;
-  // CUDA shares the blocks whole that it has memory from.
-  const int64_t block = fdsd_cuda_share_block_bytes();
-  const int64_t own_bytes = results_at() + int64_t{4} * segment_->max_pairs() * s.hidden_size;
-  const int64_t pair_bytes = Aligned(int64_t{4} * segment_->max_pairs());
-  const int64_t version_bytes = Aligned(int64_t{8} * s.num_layers);
-  const int64_t table_bytes = Aligned(int64_t{4} * s.num_layers * s.num_experts * s.num_ranks);
-  const int64_t private_bytes = pair_bytes + version_bytes + table_bytes + static_cast<int64_t>(sizeof(ExpertState));
   const auto take = [](char** memory, int64_t num_bytes) {
     return TextOf(cudaMalloc(reinterpret_cast<void**>(memory), static_cast<size_t>(num_bytes)));
   };
-  if (Error error = take(&own_, (own_bytes + block - 1) / block * block)) return error;
-  if (Error error = take(&private_, private_bytes)) return error;
+  if (Error error = take(&own_, bytes_.shared)) return error;
+  if (Error error = take(&private_, bytes_.of_rank())) return error;
 
   ExpertJob& job = segment_->job(rank_);
   const auto on_gpu = [&](const auto* of_host) {
@@ -88,15 +90,15 @@ Error ExpertGpu::OpenSegment(ExpertStatus* status) {
   group_.table = reinterpret_cast<int32_t*>(on_gpu(segment_->slots(0)));
   group_.job_version = reinterpret_cast<uint64_t*>(on_gpu(&job.version));
   group_.rows = own_;
-  group_.results = reinterpret_cast<float*>(own_ + results_at());
+  group_.results = reinterpret_cast<float*>(own_ + bytes_.results_at);
   group_.pair_of = reinterpret_cast<int32_t*>(private_);
-  group_.read_versions = reinterpret_cast<uint64_t*>(private_ + pair_bytes);
-  group_.slot_of = reinterpret_cast<int32_t*>(private_ + pair_bytes + version_bytes);
-  group_.state = reinterpret_cast<ExpertState*>(private_ + pair_bytes + version_bytes + table_bytes);
+  group_.read_versions = reinterpret_cast<uint64_t*>(private_ + bytes_.pairs);
+  group_.slot_of = reinterpret_cast<int32_t*>(private_ + bytes_.pairs + bytes_.versions);
+  group_.state = reinterpret_cast<ExpertState*>(private_ + bytes_.pairs + bytes_.versions + bytes_.table);
   group_.status = status;
   // An earlier incarnation may have published a job that others still run.
   const ExpertState begin{job.seq.load(), 0, 0, {}};
-  const auto num_private = static_cast<size_t>(private_bytes);
+  const auto num_private = static_cast<size_t>(bytes_.of_rank());
   if (Error error = TextOf(cudaMemsetAsync(private_, 0, num_private, nullptr))) return error;
   if (Error error = TextOf(cudaMemcpy(group_.state, &begin, sizeof(begin), cudaMemcpyDefault))) return error;
   if (Error error = TextOf(cudaStreamSynchronize(nullptr))) return error;
@@ -167,6 +169,13 @@ FDSD_EXPORT fdsd::Error fdsd_cuda_open_experts(const fdsd::ExpertServiceOpenPara
   *runner = const_cast<fdsd::ExpertRunner*>(&gpu->runner());
   delete gpus[static_cast<size_t>(*p->service - 1)].exchange(gpu.release());
   return nullptr;
+}
+
+// Returns what a rank takes of its GPU's memory besides its experts, where this is the layer that needs most.
+FDSD_EXPORT int64_t fdsd_cuda_expert_bytes(const fdsd::ExpertServiceOpenParams* p,
+                                           const fdsd::ExpertServiceLayerParams* layer) {
+  const fdsd::cuda::ExpertGpuBytes bytes(p->shape);
+  return bytes.shared + bytes.of_rank() + fdsd::cuda::ExpertGpu::WorkspaceBytes(p->shape, layer->shape);
 }
 
 // Nothing of it may be under way, and its service is closed.

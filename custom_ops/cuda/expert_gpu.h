@@ -80,8 +80,23 @@ struct ExpertHomes {
   char* memory[kMaxExpertRanks];
 };
 
+// What a rank takes of its GPU's memory, in bytes, besides its experts.
+struct ExpertGpuBytes {
+  int64_t results_at;  // after the rows
+  int64_t shared;      // that other ranks open: rows and results
+  // That no other rank sees, one after another, before the state.
+  int64_t pairs;
+  int64_t versions;
+  int64_t table;
+
+  explicit ExpertGpuBytes(const ExpertServiceShape& shape);
+  int64_t of_rank() const { return pairs + versions + table + static_cast<int64_t>(sizeof(ExpertState)); }
+};
+
 class ExpertGpu {
  public:
+  // Of the workspace in which a layer's experts run.
+  static int64_t WorkspaceBytes(const ExpertServiceShape& service, const ExpertShape& layer);
   // `p`: what the service was opened with, and its handle. The calling thread's GPU is the rank's.
   static Error Open(const ExpertServiceOpenParams& p, ExpertStatus* status, std::unique_ptr<ExpertGpu>* gpu);
   ~ExpertGpu();
@@ -108,10 +123,10 @@ class ExpertGpu {
   ExpertHomes HomesNow() const;
   Error RunWave(const RunExpertsParams& p, const ExpertWeights& weights, int32_t begin, int32_t end);
   int32_t most_pairs() const { return segment_->max_pairs(); }  // that are run at once
-  int64_t results_at() const;
 
   const std::unique_ptr<ExpertSegment> segment_;
   const int32_t rank_;
+  const ExpertGpuBytes bytes_;
   const ExpertRunner runner_;
   int device_ = 0;
   ExpertGroup group_{};

@@ -128,6 +128,11 @@ struct ExpertGpu::Wave {
   }
 };
 
+int64_t ExpertGpu::WorkspaceBytes(const ExpertServiceShape& service, const ExpertShape& layer) {
+  const int32_t most_pairs = ExpertSegment::CapacityOf(service) * service.top_k;
+  return Wave(layer, service.num_slots, most_pairs, nullptr).parts.num_bytes();
+}
+
 Error ExpertGpu::AddLayer(const ExpertServiceLayerParams& p) {
   const ExpertServiceShape& s = segment_->shape();
   const ExpertShape& shape = p.shape;
@@ -137,7 +142,7 @@ Error ExpertGpu::AddLayer(const ExpertServiceLayerParams& p) {
   for (const LinearFormat format : {shape.gate_up_format, shape.down_format})
     if (Error error = CheckLinear(shape.hidden_size, shape.intermediate_size, format, PairProducts::kWhole, nullptr))
       return error;
-  const int64_t num_bytes = Wave(shape, s.num_slots, most_pairs(), nullptr).parts.num_bytes();
+  const int64_t num_bytes = WorkspaceBytes(s, shape);
   if (num_bytes > workspace_bytes_) {
     if (workspace_ != nullptr) cudaFree(workspace_);
     workspace_ = nullptr;
@@ -175,7 +180,7 @@ Error ExpertGpu::LoadKernels(const ExpertShape& shape) {
 }
 
 ExpertHomes ExpertGpu::HomesNow() const {
-  ExpertHomes homes{segment_->capacity(), segment_->max_pairs(), group_.row_bytes, results_at(), {}};
+  ExpertHomes homes{segment_->capacity(), segment_->max_pairs(), group_.row_bytes, bytes_.results_at, {}};
   for (size_t r = 0; r < homes_.size(); ++r) homes.memory[r] = homes_[r].memory;
   homes.memory[rank_] = own_;
   return homes;

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from fastdeploy_sd.device.expert_types import ExpertLayer, ExpertRunner, ExpertSlot
 from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.device.library import call
-from fastdeploy_sd.device.program.declaration import DTYPE_CODES
-from fastdeploy_sd.device.program.host_op import array_dtype_name
 from fastdeploy_sd.types import I32, I64
 
 _log = logging.getLogger(__name__)
@@ -60,10 +58,11 @@ class ServiceShape:
     def num_bytes(self) -> int:
         """Of the segment; memory is taken as it is used. Raises ValueError: a size is out of its range."""
         found = ctypes.c_int64()
-        _call("bytes", **self._fields(), num_bytes=ctypes.addressof(found))
+        _call("bytes", **self.params(), num_bytes=ctypes.addressof(found))
         return found.value
 
-    def _fields(self) -> dict[str, int]:
+    def params(self) -> dict[str, int]:
+        """Return the values of ExpertServiceShape."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
@@ -101,13 +100,13 @@ class ExpertService:
         """
         handle = ctypes.c_int32()
         address = ctypes.addressof(handle)
-        _call("open", **shape._fields(), file=fd, rank=rank, timeout_s=timeout_s, service=address)
+        _call("open", **shape.params(), file=fd, rank=rank, timeout_s=timeout_s, service=address)
         return cls(handle.value, rank, shape)
 
     def open_params(self, fd: int, timeout_s: float) -> Any:
         """Return what it was opened with and its handle, for a library whose functions run its experts."""
         handle = ctypes.c_int32(self.handle)
-        values = self.shape._fields() | {"file": fd, "rank": self.rank, "timeout_s": timeout_s}
+        values = self.shape.params() | {"file": fd, "rank": self.rank, "timeout_s": timeout_s}
         params = struct_type("ExpertServiceOpenParams")(**values, service=ctypes.addressof(handle))
         params.handle = handle  # kept alive
         return params
@@ -119,9 +118,7 @@ class ExpertService:
 
     def register_layer(self, layer: int, what: ExpertLayer, slots: Sequence[ExpertSlot | None]) -> None:
         """Say what lies in this rank's slots; before `start`. None = nothing yet. The caller keeps the memory alive."""
-        values = {field.name: getattr(what, field.name) for field in fields(what) if field.name != "num_groups"}
-        values |= {"dtype": DTYPE_CODES[array_dtype_name(what.dtype)], "gate_limit": what.gate_limit or 0.0}
-        self._call("layer", layer=layer, **values)
+        self._call("layer", layer=layer, **what.params())
         self.layers[layer] = what
         for slot, found in enumerate(slots):
             self.set_slot(layer, slot, found)

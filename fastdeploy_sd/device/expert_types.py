@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy.typing as npt
+
+from fastdeploy_sd.device.program.declaration import DTYPE_CODES
+from fastdeploy_sd.device.program.host_op import array_dtype_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class ExpertLayer:
     down_format: int
     gate_limit: float | None = None
     num_groups: int = 1
+
+    def params(self) -> dict[str, Any]:
+        """Return the values of ExpertServiceLayerParams."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "num_groups"}
+        return values | {"dtype": DTYPE_CODES[array_dtype_name(self.dtype)], "gate_limit": self.gate_limit or 0.0}
 
 
 class ExpertRunner(Protocol):

@@ -110,31 +110,38 @@ def _stored_bytes(matrix: WeightMatrix, fmt: LinearFormat, slices: SliceRule, *,
 
 
 def resident_bytes(
-    config: DecoderConfig, scheme: QuantScheme, shard: Shard = WHOLE_MODEL, weights: DecoderWeights | None = None
+    config: DecoderConfig,
+    scheme: QuantScheme,
+    shard: Shard = WHOLE_MODEL,
+    weights: DecoderWeights | None = None,
+    spread: Shard | None = None,
 ) -> int:
     """Return the bytes of everything that a rank has of a decoder on a GPU, but for norms and biases.
 
     Args:
         weights: as for weight_bytes_per_step.
+        spread: the rank among those over which experts are spread, None = they are not.
 
     Raises ConfigError: as DecoderShard.
     """
-    layers = sum(layer_bytes(config, scheme, layer, shard) for layer in config.layers)
+    layers = sum(layer_bytes(config, scheme, layer, shard, spread=spread) for layer in config.layers)
     head = packed_bytes(config.hidden_size, len(DecoderShard(config, shard).vocabulary()), scheme.lm_head)
     embedding = config.vocab_size * config.hidden_size * storage(scheme.dtype).itemsize
     if weights is None:
         return layers + head + embedding
-    layers -= _saved_bytes(config, scheme, shard, weights)
+    layers -= _saved_bytes(config, scheme, shard, weights, spread)
     if group_format([WeightMatrix((weights.embedding(),))], WHOLE) in GROUP_FORMATS:
         embedding = embedding_bytes(weights)
     return layers + head + embedding
 
 
-def _saved_bytes(config: DecoderConfig, scheme: QuantScheme, shard: Shard, weights: DecoderWeights) -> int:
+def _saved_bytes(
+    config: DecoderConfig, scheme: QuantScheme, shard: Shard, weights: DecoderWeights, spread: Shard | None
+) -> int:
     """Return how much less a rank's layers and head take as they are stored; all experts of a layer are alike."""
     dense: list[Matrix] = [(weights.lm_head(), scheme.lm_head, WHOLE)]
     dense += [one for i, layer in enumerate(config.layers) for one in _layer_matrices(weights, i, layer, scheme)]
-    saved, own = 0, DecoderShard(config, shard)
+    saved, own = 0, DecoderShard(config, shard, spread)
     for matrix, fmt, slices in dense:
         rows, columns = matrix.shape
         saved += packed_bytes(columns, rows, fmt, slices) - _stored_bytes(matrix, fmt, slices, on_gpu=True)
@@ -162,12 +169,13 @@ def layer_bytes(
     layer: LayerConfig,
     shard: Shard = WHOLE_MODEL,
     attention_width: int | None = None,
+    spread: Shard | None = None,
 ) -> int:
     """Return the bytes of the matrices that a rank has of a decoder layer; raises as resident_bytes.
 
-    `attention_width`: of the rows that q, k and v are made of; None = of hidden rows.
+    `attention_width`: of the rows that q, k and v are made of; None = of hidden rows. spread: as there.
     """
-    hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard)
+    hidden, mlp, own = config.hidden_size, layer.mlp, DecoderShard(config, shard, spread)
     attention, mixer = own.attention(layer.attention), layer.attention
     if isinstance(mixer, LatentAttentionConfig):
         total = _latent_bytes(hidden, scheme, mixer, len(own.heads(mixer)))

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
+from fastdeploy_sd.config.eplb import EplbConfig
 from fastdeploy_sd.config.lora_section import LoraConfig
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import CudaLibrary, usable_library
@@ -115,3 +116,30 @@ def test_a_gpu_without_memory_for_a_block_is_an_error_that_says_what_is_taken() 
             create_executor(config)
         with pytest.raises(ConfigError, match="gpu_memory_utilization: expected what leaves memory for a KV block"):
             forecast(config)
+
+
+def test_spread_experts_take_their_slots_and_what_ranks_exchange_rows_in(gpu: CudaLibrary) -> None:
+    config = config_of(golden.ROOT / "qwen3_moe-tiny")
+
+    def told(parallel: ParallelConfig) -> tuple[int, int, dict[str, str]]:
+        own = replace(config, parallel=parallel)
+        model = forecasts._Model.open(own)
+        memory = model.memory_with_weights(gpu, WHOLE_MODEL)
+        exchanged = model.exchanged_bytes(gpu) if parallel.enable_expert_parallel else 0
+        return memory.total - memory.free, exchanged, forecast(own)
+
+    of_one = sum(num_bytes for _, num_bytes in forecasts._Model.open(config).expert_bytes())  # of each layer
+    whole, _, rows = told(ParallelConfig(data_parallel_size=2))
+    assert "experts" not in rows
+    spread = ParallelConfig(data_parallel_size=2, enable_expert_parallel=True)
+    parts, exchanged, rows = told(spread)
+    assert exchanged > 2 * MIB  # what CUDA shares of memory is blocks of that
+    assert parts == whole - 4 * of_one + exchanged
+    assert rows["experts"].startswith("4 of 8 of ")
+    assert rows["experts"].endswith(f"; {exchanged / 1e9:.2f} GB of each GPU's memory in which they exchange rows")
+    assert f" {exchanged / 1024 / MIB:.2f} rows of experts, " in rows["GPU memory"]
+    moving = replace(spread, enable_eplb=True, eplb_config=EplbConfig(redundant_experts_num=4))
+    slots, more, rows = told(moving)
+    assert slots == whole - of_one + more
+    assert exchanged <= more
+    assert rows["experts"].startswith("7 of 8 of ")

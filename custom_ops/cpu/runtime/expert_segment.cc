@@ -36,12 +36,12 @@ struct flock LockOf(int32_t rank) {
   return lock;
 }
 
-int32_t CapacityOf(const ExpertServiceShape& s) {
+}  // namespace
+
+int32_t ExpertSegment::CapacityOf(const ExpertServiceShape& s) {
   const int64_t row_bytes = int64_t{4} * s.hidden_size * s.top_k;
   return static_cast<int32_t>(std::clamp<int64_t>(kMaxResultBytes / row_bytes, 1, s.max_tokens));
 }
-
-}  // namespace
 
 Error ExpertSegment::Check(const ExpertServiceShape& s) {
   if (s.num_ranks < 1 || s.num_ranks > kMaxExpertRanks) return "num_ranks: expected 1 to 64, got another number";

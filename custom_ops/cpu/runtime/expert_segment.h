@@ -69,6 +69,7 @@ class ExpertSegment {
  public:
   static Error Check(const ExpertServiceShape& shape);
   static int64_t NumBytes(const ExpertServiceShape& shape);
+  static int32_t CapacityOf(const ExpertServiceShape& shape);  // rows of a job
 
   // The shape that the first rank has given to a segment; an error where none has as yet.
   static Error FindShape(int32_t file, ExpertServiceShape* shape);

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastdeploy_sd.device.cuda.memory import pinned_zeros
-from fastdeploy_sd.device.expert_service import ExpertService
+from fastdeploy_sd.device.expert_service import ExpertService, ServiceShape
+from fastdeploy_sd.device.expert_types import ExpertLayer
+from fastdeploy_sd.device.layout import struct_type
 from fastdeploy_sd.types import I64
 
 if TYPE_CHECKING:
@@ -23,6 +26,13 @@ _FAILURES = (
     "could not run its experts",
     "asked for experts that no rank has",
 )
+
+
+def expert_bytes(library: CudaLibrary, shape: ServiceShape, layers: Iterable[ExpertLayer]) -> int:
+    """Return what a rank takes of its GPU's memory to give rows, and to run its experts, besides these."""
+    service = struct_type("ExpertServiceOpenParams")(**shape.params())
+    params = [struct_type("ExpertServiceLayerParams")(**layer.params()) for layer in layers]
+    return max(library.number("expert_bytes", ctypes.byref(service), ctypes.byref(layer)) for layer in params)
 
 
 class GpuExperts:

@@ -20,7 +20,6 @@ from fastdeploy_sd.models.decoder_config import DecoderConfig, MoeConfig
 from fastdeploy_sd.models.drafters.draft_model import DraftWeights
 from fastdeploy_sd.models.quant_scheme import QuantScheme
 from fastdeploy_sd.models.registry import read_decoder_config
-from fastdeploy_sd.models.sharding import DecoderShard
 from fastdeploy_sd.models.weight_bytes import embedding_bytes, expert_bytes, resident_bytes, weight_bytes_per_step
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
 from fastdeploy_sd.types.shard import WHOLE_MODEL, Shard
@@ -30,6 +29,7 @@ from fastdeploy_sd.worker.kv.state_sizing import state_size, verify_state_option
 from fastdeploy_sd.worker.loading import gpu_memory
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme, parts_of_rank
 from fastdeploy_sd.worker.loading.engine_rows import host_rows, memory_rows, num_copies, processor_rows
+from fastdeploy_sd.worker.loading.expert_rows import exchanged_bytes, expert_rows, most_expert_bytes
 from fastdeploy_sd.worker.loading.free_memory import free_memory
 from fastdeploy_sd.worker.ranks.expert_ranks import service_shape, slots_per_rank, verify_expert_parallel
 
@@ -76,7 +76,10 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
     verify_expert_parallel(config, decoder)
     speculative, shard = config.speculative, Shard(0, config.parallel.tensor_parallel_size)
     rows, gpu = _device_rows(config)
-    of_experts = _expert_rows(model)
+    of_experts, exchanged = dict[str, str](), 0
+    if config.parallel.expert_ranks > 1:
+        exchanged = model.exchanged_bytes(gpu)
+        of_experts = expert_rows(config, decoder, model.expert_bytes(), exchanged, on_gpu=gpu is not None)
     rows |= host_rows(config) | processor_rows(config, gpu)
     packed = model.packed_bytes(on_gpu=gpu is not None)
     target_kv = kv_sizing.LayerKv.of_decoder(decoder, shard)
@@ -107,7 +110,7 @@ def forecast(config: Config, free: Callable[[], int] = free_memory) -> dict[str,
             memory = replace(memory, free=memory.free - states.num_bytes // shard.size)
             room = gpu_memory.room_for_kv(config, memory, memory.room(share), shard.size)
         size = kv_sizing.choose_size(config, one_block, max_model_len, lambda: room, layout.groups)
-        rows |= _gpu_rows(gpu, memory, size, shard)
+        rows |= _gpu_rows(gpu, memory, exchanged, size, shard)
     longest = min(max_model_len, size.num_tokens + 1)
     weights = f"{model.on_disk / 1e9:.2f} GB in files"
     if packed is not None:
@@ -179,6 +182,12 @@ class _Model:
             if isinstance(moe := layer.mlp, MoeConfig)
         ]
 
+    def exchanged_bytes(self, gpu: CudaLibrary | None) -> int:
+        """Return the bytes in which ranks exchange rows; see there."""
+        shape = service_shape(self.config, self.decoder, self.drafts)
+        layers = dict.fromkeys(moe for moe, _ in self.expert_bytes())
+        return exchanged_bytes(gpu, shape, self.decoder.hidden_size, self.scheme, layers)
+
     def _spread_bytes(self) -> int:
         """Return the bytes of the target's experts where all engines' ranks have one copy, 0 where each has all."""
         config, num_ranks = self.config, self.config.parallel.expert_ranks
@@ -227,31 +236,15 @@ class _Model:
     def memory_with_weights(self, gpu: CudaLibrary, shard: Shard) -> gpu_memory.GpuMemory:
         """Return a GPU's memory after a rank's weights are loaded."""
         config, total_and_free = self.config, gpu.memory_bytes()
-        weights = resident_bytes(self.decoder, self.scheme, shard, self.stored_weights) + self.draft_bytes(shard)
-        weights += adapter_bytes(config, self.decoder, shard)
+        num_ranks = config.parallel.expert_ranks
+        spread = None if num_ranks == 1 else Shard(num_ranks - 1, num_ranks)  # no other has more
+        weights = resident_bytes(self.decoder, self.scheme, shard, self.stored_weights, spread)
+        weights += self.draft_bytes(shard) + adapter_bytes(config, self.decoder, shard)
+        if spread is not None:
+            least = sum(-(-moe.num_experts // num_ranks) * num_bytes for moe, num_bytes in self.expert_bytes())
+            weights += most_expert_bytes(config, self.expert_bytes()) - least + self.exchanged_bytes(gpu)
         steps = gpu_memory.step_bytes(config, self.decoder, list(self.drafts.values()), self.max_model_len, gpu)
         return gpu_memory.GpuMemory(total_and_free[0], total_and_free[1] - weights, steps)
-
-
-def _expert_rows(model: _Model) -> dict[str, str]:
-    """Return the rows about experts that are spread over ranks; raises ConfigError: there are too few."""
-    config, num_ranks = model.config, model.config.parallel.expert_ranks
-    if num_ranks == 1:
-        return {}
-    experts = model.expert_bytes()
-    shards = [DecoderShard(model.decoder, WHOLE_MODEL, Shard(rank, num_ranks)) for rank in range(num_ranks)]
-    moes = [moe for moe, _ in experts]
-    counts = [[len(shard.experts(moe).inputs) for moe in moes] for shard in shards]
-    if config.parallel.eplb is not None:
-        counts = [[slots_per_rank(config, moe.num_experts) for moe in moes]]
-    most = sum(count * num_bytes for count, (_, num_bytes) in zip(max(counts, key=sum), experts, strict=True))
-    few, many = (of(map(of, counts)) for of in (min, max))
-    each = f"{few}" if few == many else f"{few} or {many}"
-    exchanged = service_shape(config, model.decoder, model.drafts).num_bytes
-    return {
-        "experts": f"{each} of {max(moe.num_experts for moe in moes)} of {len(moes)} layers on each of {num_ranks}"
-        f" ranks, {most / 1e9:.2f} GB; up to {exchanged / 1e9:.2f} GB of memory in which they exchange rows",
-    }
 
 
 def _adapter_rows(config: Config, decoder: DecoderConfig, shard: Shard) -> dict[str, str]:
@@ -284,12 +277,14 @@ def _device_rows(config: Config) -> tuple[dict[str, str], CudaLibrary | None]:
 
 
 def _gpu_rows(
-    gpu: CudaLibrary, memory: gpu_memory.GpuMemory, size: kv_sizing.KvCacheSize, shard: Shard
+    gpu: CudaLibrary, memory: gpu_memory.GpuMemory, exchanged: int, size: kv_sizing.KvCacheSize, shard: Shard
 ) -> dict[str, str]:
     _, free = gpu.memory_bytes()
     kv = size.num_blocks * size.block_bytes // shard.size
     each = f" on each of {shard.size}" if shard.size > 1 else ""
-    parts = {"weights": free - memory.free, "steps": memory.steps, "KV": kv, "unused": memory.free - memory.steps - kv}
+    parts = {"weights": free - memory.free - exchanged, "rows of experts": exchanged} if exchanged else {}
+    parts |= {"weights": free - memory.free - exchanged, "steps": memory.steps, "KV": kv}
+    parts["unused"] = memory.free - memory.steps - kv
     text = ", ".join(f"{num_bytes / _GIB:.2f} {name}" for name, num_bytes in parts.items())
     return {
         "GPU": gpu.text,

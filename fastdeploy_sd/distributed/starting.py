@@ -151,11 +151,19 @@ def new_expert_file(parallel: ParallelConfig) -> Iterator[int | None]:
 
 @contextmanager
 def new_weights_file(config: Config, num_engines: int) -> Iterator[str | None]:
-    """Yield the path of memory over which so many engines share packed weights; None: an only one, or on GPUs."""
+    """Yield the path of memory over which so many engines share packed weights.
+
+    None: an only one, on GPUs, or the system gives no such memory, as the log says.
+    """
     if num_engines == 1 or config.device == "gpu":
         yield None
         return
-    file = create_weights_file()
+    try:
+        file = create_weights_file()
+    except OSError as error:
+        logger.warning("each engine has weights of its own: no memory can be shared: %s", error)
+        yield None
+        return
     try:
         yield f"/proc/{os.getpid()}/fd/{file}"
     finally:

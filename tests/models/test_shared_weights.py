@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import resource
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from fastdeploy_sd.config import config_from_kwargs
+from fastdeploy_sd.distributed.starting import new_weights_file
 from fastdeploy_sd.models.checkpoint import Checkpoint
 from fastdeploy_sd.models.weights.packed_cache import packed_matrices
 from fastdeploy_sd.models.weights.packed_file import PackedFileError
@@ -59,7 +62,7 @@ def test_the_first_reads_a_folder_and_the_others_do_not(
 
 def test_pages_are_the_same_memory(shared: SharedWeights) -> None:
     """Zeros in whole pages, whatever their sizes, which one writes and others see; no one can write what is found."""
-    sizes = [5, 4096, (2 << 20) + 1, 7]
+    sizes = [5, 4096, (2 << 20) + 1, (65 << 20) + 1, 7]
     first = SharedPart(shared, "part", KEY)
     data = [first.take(size) for size in sizes]
     assert all(not each.any() and each.ctypes.data % 4096 == 0 for each in data)
@@ -67,9 +70,9 @@ def test_pages_are_the_same_memory(shared: SharedWeights) -> None:
     found = SharedPart(shared, "part", KEY).found
     assert found is not None
     assert [each.nbytes for each in found.matrices.values()] == sizes
-    for value, each, other in zip((1, 2, 3, 4), data, found.matrices.values(), strict=True):
+    for value, each, other in zip((1, 2, 3, 4, 5), data, found.matrices.values(), strict=True):
         each[:] = value
-        assert set(other.tolist()) == {value}
+        assert (other == value).all()
 
 
 def test_who_comes_second_waits_and_one_that_ends_while_it_packs_leaves_nothing(shared: SharedWeights) -> None:
@@ -111,3 +114,16 @@ def test_without_the_memory_each_has_its_own(model: pathlib.Path, caplog: pytest
     with packed_matrices(None, Checkpoint(model), SCHEME, "target", shared=nothing) as store:
         assert store is None
     assert "this engine has weights of its own" in warnings_of(caplog)[0]
+
+
+def test_a_system_that_gives_no_such_memory_is_served_without(caplog: pytest.LogCaptureFixture) -> None:
+    config, limits = config_from_kwargs(model="demo"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, limits[1]))
+    try:
+        with new_weights_file(config, 2) as path:
+            assert path is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "each engine has weights of its own" in warnings_of(caplog)[0]
+    with new_weights_file(config, 1) as path:
+        assert path is None

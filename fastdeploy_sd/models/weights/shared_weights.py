@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastdeploy_sd.device.memory import HUGE_PAGE_BYTES, make_huge, map_file, punch
+import numpy as np
+
+from fastdeploy_sd.device.memory import CHUNK_BYTES, HUGE_PAGE_BYTES, make_huge, map_file, punch
 from fastdeploy_sd.models.weights.packed_file import MAX_HEADER_BYTES, Key, PackedFile, PackedFileError, write_header
 from fastdeploy_sd.types import Bytes
 
@@ -27,9 +29,15 @@ _log = logging.getLogger(__name__)
 
 
 def create_weights_file() -> int:
-    """Return the descriptor of memory for all parts of any checkpoints. What is not written takes none."""
-    file = os.memfd_create("fdsd-weights", os.MFD_CLOEXEC)
-    os.ftruncate(file, _NUM_PLACES * _PLACE_BYTES)
+    """Return the descriptor of memory for all parts of any checkpoints. What is not written takes none.
+
+    Raises OSError: the system refuses, as with a limit on the sizes of files.
+    """
+    with contextlib.ExitStack() as stack:
+        file = os.memfd_create("fdsd-weights", os.MFD_CLOEXEC)
+        stack.callback(os.close, file)
+        os.ftruncate(file, _NUM_PLACES * _PLACE_BYTES)
+        stack.pop_all()
     return file
 
 
@@ -61,7 +69,9 @@ class SharedPart:
         digest = hashlib.blake2b(f"{shared.node}\0{name}".encode(), digest_size=8).digest()
         self._place = int.from_bytes(digest, "little") % _NUM_PLACES * _PLACE_BYTES
         self._key, self._begins = key, dict[int, int]()
-        self._end = self._end_of_pages = MAX_HEADER_BYTES
+        # Where the next matrix begins, where pages end that have been given, and what is mapped from `_first` on.
+        self._end = self._end_of_pages = self._first = MAX_HEADER_BYTES
+        self._window: Bytes = np.zeros(0, np.uint8)
         with contextlib.ExitStack() as stack:
             self._file = os.open(shared.path, os.O_RDWR | os.O_CLOEXEC)
             stack.callback(os.close, self._file)
@@ -93,10 +103,13 @@ class SharedPart:
     def take(self, num_bytes: int) -> Bytes:
         """Return zeros u8[num_bytes] at a multiple of 4096."""
         begin, end = self._end, self._end + num_bytes
-        first, last = begin // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        pages = map_file(self._file, self._place + first, last - first, is_writable=True)
-        make_huge(pages[max(self._end_of_pages - first, 0) :])
-        memory = pages[begin - first : end - first]
+        last = _whole_pages(end)
+        if last > self._first + len(self._window):
+            self._first = begin // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            size = max(last - self._first, CHUNK_BYTES)
+            self._window = map_file(self._file, self._place + self._first, size, is_writable=True)
+        make_huge(self._window[self._end_of_pages - self._first : last - self._first])
+        memory = self._window[begin - self._first : end - self._first]
         self._begins[memory.ctypes.data] = begin
         self._end, self._end_of_pages = -(-end // _PAGE) * _PAGE, last
         return memory
@@ -106,6 +119,10 @@ class SharedPart:
         begins = [self._begins[data.ctypes.data] for data in matrices.values()]
         write_header(self._file, self._place, self._key, matrices, begins)
         self.close()
+
+
+def _whole_pages(position: int) -> int:
+    return -(-position // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 @contextlib.contextmanager

@@ -58,7 +58,7 @@ def architecture_of(capability: str) -> str:
 def keep(folder: pathlib.Path, capability: str, say: build.Say, *, may_build: bool) -> pathlib.Path | None:
     """Return the library for a GPU in a folder, named after its sources, compiler and architecture.
 
-    It is built where it is missing and may be: once, whoever else asks for it, and it appears whole or not at all.
+    It is built where it is missing and may be: once, even for several processes, and it appears whole or not at all.
 
     Raises:
         BuildError: nothing runs on the GPU, no compiler, or a compile error; OSError: the folder cannot be written.

@@ -102,7 +102,7 @@ PADDLE_FREE = [part for part in MAY_IMPORT if part not in ONLY_IN["paddle"]]
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "os.system"}
 FORBIDDEN_FILE_NAMES = re.compile(r"(utils?|helpers?|common|misc)\.\w+$|_(v\d+|impl|new|old)\.\w+$")
-# Nothing of somebody's machine: absolute paths of homes and scratch folders, paths out of the checkout.
+# Nothing of one machine: absolute paths of homes and scratch folders, paths out of the checkout.
 MACHINE_PATH = re.compile(r"(?<![\w.~}$/])/(?:home|root|tmp|mnt|work|Users)/\w|\.\./shared\b|\bissue #?\d")
 MAX_LINES = 300
 MAX_LINES_OF_TESTS = 500
@@ -248,7 +248,7 @@ def test_references_know_nothing_of_implementations() -> None:
     assert not found, "\n".join(found)
 
 
-def test_nobody_spells_a_struct_of_the_library() -> None:
+def test_no_module_spells_a_struct_of_the_library() -> None:
     """They come from the library's own table."""
     spelled = [path for path in PACKAGE.rglob("*.py") if "_fields_" in path.read_text(encoding="utf-8")]
     assert spelled == [PACKAGE / "device" / "layout.py"]
@@ -270,7 +270,7 @@ def test_what_runs_ops_names_none() -> None:
 
 
 def test_methods_are_known_by_name_in_their_registry_only() -> None:
-    """Whoever wants to know something of a drafting method asks its entry."""
+    """What depends on a drafting method is asked of its entry."""
     names = set(METHODS) - {"auto"}  # which is a value of other options too
     found = [
         f"{path}:{part.lineno}: {part.value!r}"

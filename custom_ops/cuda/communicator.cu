@@ -27,7 +27,7 @@ __device__ __forceinline__ void WaitForRank(const RankGroup& group, int32_t othe
   for (int look = 1; LoadFromRank(own->arrived + other) < epoch; ++look) {
     RestBetweenLooks();
     if (look % kLooksPerCheck != 0) continue;
-    if (!HasFailed(group, epoch) && Nanoseconds() - begin < group.patience) continue;
+    if (!HasFailed(group, epoch) && Nanoseconds() - begin < group.timeout_ns) continue;
     own->failed_in = FailedIn(epoch);
     StoreForRank(&group.status->missing, static_cast<uint64_t>(other));
     StoreForRank(&group.status->failed_in, FailedIn(epoch));
@@ -89,19 +89,19 @@ Error BeginAttempt(const RankGroup& group, int64_t attempt, Stream stream) {
 }  // namespace fdsd::cuda
 
 // Open a rank's end of a group. The handle is what collective ops take; all memory stays the caller's.
-//   patience_s       seconds that a rank waits for another in an exchange
+//   timeout_s        seconds that a rank waits for another in an exchange
 //   memory           [size] of every rank: fdsd_cuda_rank_memory_bytes(buffer_bytes), zeros at first
 //   flags, status    see RankGroup; of pinned or registered memory, by the GPU's addresses
-FDSD_EXPORT fdsd::Error fdsd_cuda_open_ranks(int32_t rank, int32_t size, int64_t buffer_bytes, double patience_s,
+FDSD_EXPORT fdsd::Error fdsd_cuda_open_ranks(int32_t rank, int32_t size, int64_t buffer_bytes, double timeout_s,
                                              void* const* memory, const void* flags, void* status, int32_t* handle) {
   using namespace fdsd::cuda;
   if (size != 2 && size != fdsd::kMaxRanks) return "size: expected 2 or 4 ranks, got another number";
   if (rank < 0 || rank >= size) return "rank: expected one of the group's, got another";
   if (buffer_bytes < 16 || buffer_bytes % 16 != 0)
     return "buffer_bytes: expected a positive multiple of 16, got another";
-  if (!(patience_s > 0 && patience_s <= 1e6)) return "patience_s: expected a positive number up to 1e6, got another";
+  if (!(timeout_s > 0 && timeout_s <= 1e6)) return "timeout_s: expected a positive number up to 1e6, got another";
   auto group = std::make_unique<RankGroup>();
-  *group = RankGroup{rank, size, buffer_bytes, static_cast<uint64_t>(patience_s * 1e9), {}, {}, nullptr, nullptr};
+  *group = RankGroup{rank, size, buffer_bytes, static_cast<uint64_t>(timeout_s * 1e9), {}, {}, nullptr, nullptr};
   group->flags = static_cast<const fdsd::GroupFlags*>(flags);
   group->status = static_cast<RankStatus*>(status);
   for (int32_t r = 0; r < size; ++r) {

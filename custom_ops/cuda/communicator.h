@@ -29,7 +29,7 @@ struct RankGroup {
   int32_t rank;
   int32_t size;                     // 2 or 4
   int64_t buffer_bytes;             // that one exchange carries; a rank has two buffers, one after the other
-  uint64_t patience;                // nanoseconds that a rank waits for another
+  uint64_t timeout_ns;              // that a rank waits for another
   char* buffers[kMaxRanks];         // of every rank
   RankSignals* signals[kMaxRanks];  // likewise
   const GroupFlags* flags;          // the host's, which end every wait

@@ -54,7 +54,7 @@ ExpertGpu::ExpertGpu(const ExpertServiceOpenParams& p, std::unique_ptr<ExpertSeg
   group_.num_experts = p.shape.num_experts;
   group_.capacity = segment_->capacity();
   group_.row_bytes = p.shape.row_bytes;
-  group_.patience = static_cast<uint64_t>(p.timeout_s * 1e9);
+  group_.timeout_ns = static_cast<uint64_t>(p.timeout_s * 1e9);
 }
 
 Error ExpertGpu::OpenSegment(ExpertStatus* status) {

@@ -47,7 +47,7 @@ struct ExpertGroup {
   int32_t num_experts;  // E
   int32_t capacity;     // rows of a job
   int64_t row_bytes;
-  uint64_t patience;  // nanoseconds
+  uint64_t timeout_ns;
   // This rank's job.
   uint64_t* seq;
   int32_t* layer;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void AwaitRank(const ExpertGroup& group, int32_t rank
     }
     // One that is being started (again) takes as long as it takes.
     if (now == ExpertRankState::kLoading) begin = Nanoseconds();
-    if (Nanoseconds() - begin >= group.patience) return Fail(group, rank, ExpertFailure::kLate);
+    if (Nanoseconds() - begin >= group.timeout_ns) return Fail(group, rank, ExpertFailure::kLate);
   }
 }
 

@@ -8,16 +8,16 @@ import os
 import random
 import socket
 
-# Below the ports that a system gives to whoever connects or lets it choose, so nobody gets one in the meantime; each
-# process of these tests has its own, and gives none out twice.
+# Below the ports that a system gives to a socket that connects or lets it choose, so no process gets one meanwhile;
+# each process of these tests has its own, and gives none out twice.
 _COUNT = 2_000
 _FIRST = 10_000 + _COUNT * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10)
-# Another run of the tests beside this one hardly begins at the same.
+# A concurrent run of the tests hardly begins at the same.
 _begins = itertools.cycle(random.SystemRandom().sample(range(_FIRST, _FIRST + _COUNT, 4), _COUNT // 4))
 
 
 def free_ports(count: int) -> list[int]:
-    """Neighbouring ports of the first host that nobody listens on; up to 4."""
+    """Neighbouring free ports of the first host; up to 4."""
     for begin in itertools.islice(_begins, _COUNT // 4):
         ports = list(range(begin, begin + count))
         with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
@@ -28,5 +28,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """A port of the first host that nobody listens on, and neither on the next one."""
+    """A free port of the first host, whose next port is free too."""
     return free_ports(2)[0]

@@ -43,7 +43,7 @@ class _Row:
 
     Attributes:
         drafted: (token, source) of what was last proposed.
-        has_failed: whether what it gives is nobody's.
+        has_failed: whether what it gives belongs to no request.
     """
 
     request: Request
@@ -83,7 +83,7 @@ class ToyExecutor:
         model: None = the toy model of that vocabulary that never ends by itself.
         failures: request id -> fail the request at its first step with at least that many output tokens.
         before_step: called with each plan, e.g. to hold the engine in a step until a test says so.
-        rests: says behind how many of the next steps nobody drafts, each time somebody has; None = never.
+        rests: gives the number of next steps without drafts, after each step with drafts; None = never.
         holds: says of a request that has so many output tokens, and would get the next, whether it is held instead
             (BEFORE), or when it has got it (AFTER); None = never.
     """

@@ -23,7 +23,7 @@ from fastdeploy_sd.disaggregation.transfer.pages import Pages
 from fastdeploy_sd.types import KvDescription, KvSource, Request, RequestId
 from fastdeploy_sd.types.stats import TransferStats
 
-_QUIET = select.epoll()  # never readable: whoever drives a wire asks by itself
+_QUIET = select.epoll()  # never readable: tests drive a wire by asking it
 SOURCE = KvSource("p", "tcp://127.0.0.1:1")
 
 
@@ -79,7 +79,7 @@ class PrefillEnd:
         self._wire.send(transfer_id, layer, first_block, block_ids)
 
     def note_step(self) -> None:
-        """Nobody waits for a time here."""
+        """No test waits for a time here."""
 
     def finish(self, transfer_id: str, drafts: tuple[int, ...]) -> None:
         self._wire.finish(transfer_id, drafts)

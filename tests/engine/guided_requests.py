@@ -92,7 +92,7 @@ _SAMPLINGS = [SAMPLINGS[name] for name in SAMPLINGS if name not in {"min-tokens"
 def guided_requests(count: int, eos_token_ids: Sequence[int]) -> list[Request]:
     """Every grammar with every sampling; prompts of different lengths, half of which repeat what the answer may say.
 
-    Every third request has none: guided ones are beside others.
+    Every third request has none: guided ones are mixed with others.
     """
     rng = np.random.default_rng(11)
     requests = []

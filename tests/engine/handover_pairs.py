@@ -142,8 +142,8 @@ def check_states(pair: Pair, transfer_id: str, request_id: RequestId, source_id:
     assert target is not None
     assert source._held[transfer_id] == source_id, "a snapshot that is not held"
     assert not pool.states[request_id].is_ready, "a request whose state is written runs"
-    assert pool.states[request_id].table.states.arriving == target_id, "a place of somebody else"
-    assert target._pool.ref_count(target_id) == 1, "a place that somebody shares"
+    assert pool.states[request_id].table.states.arriving == target_id, "a place of another request"
+    assert target._pool.ref_count(target_id) == 1, "a shared place"
 
 
 def check_owners(
@@ -156,5 +156,5 @@ def check_owners(
         return
     assert source_id in pair.prefill._pool.kv._held[transfer_id], "a page that is not held"
     assert not pool.states[request_id].is_ready, "a request whose KV is written runs"
-    assert target_id in pool.states[request_id].table.block_ids, "a page of somebody else"
-    assert pool.kv._pool.ref_count(target_id) == 1, "a page that somebody shares"
+    assert target_id in pool.states[request_id].table.block_ids, "a page of another request"
+    assert pool.kv._pool.ref_count(target_id) == 1, "a shared page"

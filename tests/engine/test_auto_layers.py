@@ -1,4 +1,4 @@
-"""The method that chooses, with draft layers among its sources: it changes no token, whoever asks the layers when."""
+"""The method that chooses, with draft layers among its sources: it changes no token, whenever the layers are asked."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_layers_as_a_source_change_no_token(
     cell = run_cell(reference.base, way, method, reference.requests, reference.answers)
     assert (cell.difference, cell.missing) == (None, None)
     assert made[0].num_lookahead_slots == num_steps
-    # Where nobody forces the layers, it is a matter of what calls and steps take whether they are asked.
+    # Where the layers are not forced, the times of calls and steps decide whether they are asked.
     assert made[0].num_drafts[DraftSource.MTP] > 0 or not speculations

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the same bytes in any company, in any pieces and after a preemption; means of hidden rows."""
+"""Embeddings of prompts: the same bytes in any batch, in any chunks and after a preemption; means of hidden rows."""
 
 from __future__ import annotations
 

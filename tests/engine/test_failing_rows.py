@@ -1,4 +1,4 @@
-"""A step that fails costs the requests that make it fail, and nobody else a byte; then the engine goes on."""
+"""A step that fails costs the requests that make it fail, and no other request a byte; then the engine goes on."""
 
 from __future__ import annotations
 

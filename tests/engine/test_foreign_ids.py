@@ -50,7 +50,7 @@ def test_a_bad_word_that_no_model_can_say_is_kept_out_by_itself(llm: LLM) -> Non
         llm.generate("hello", SamplingParams(max_tokens=8, temperature=0, bad_words=words))[0].outputs[0].token_ids
         for words in ((word,), ("[PAD]", word, word + "[PAD]"))
     )
-    assert first == second, "the words beside it are forbidden as before"
+    assert first == second, "the other words are forbidden as before"
 
 
 def test_an_eos_that_no_model_can_say_ends_nothing(

@@ -221,7 +221,7 @@ def test_a_step_that_fails_is_run_again_as_if_it_had_not(guided: Reference, phas
 
 
 def test_a_request_whose_other_rules_leave_no_token_ends_with_an_error_that_says_so(guided: Reference) -> None:
-    """After as many tokens as there are; nobody beside it notices."""
+    """After as many tokens as there are; no other request is affected."""
     ends = guided.requests[0].eos_token_ids
     sampling = SamplingParams(temperature=0.0)
     doomed = Request(

@@ -87,7 +87,7 @@ def test_two_engines_give_the_bytes_of_one(references: References, model: str, d
     ],
 )
 def test_nothing_that_goes_wrong_on_the_way_shows(references: References, model: str, name: str) -> None:
-    """Transfers are lost, either side preempts and evicts, clients leave: whoever stays gets the same bytes."""
+    """Transfers are lost, either side preempts and evicts, clients leave: those that stay get the same bytes."""
     reference, seen = references.get(model), Counter[str]()
     tight = [replace(way, num_blocks=TIGHT) for way in (DECODE, PREFILL)]
     for seed in range(4):

@@ -11,7 +11,7 @@ from tests.server.node_process import on_nodes, second_node_of
 
 pytestmark = pytest.mark.slow
 
-# Chunks, prefix hits, preemption, everybody in turn.
+# Chunks, prefix hits, preemption, every request in turn.
 WAY = quick_variants()[1]
 NUM_REQUESTS = 16
 

@@ -1,4 +1,4 @@
-"""The promise with a second level of the prefix cache: the first one is far too small, and nobody can tell."""
+"""The same answers with a second level of the prefix cache, where the first one is far too small."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class FormMaker:
         return fields
 
     def schema(self, depth: int = 3) -> Any:
-        """Return a JSON schema, or what somebody may take for one."""
+        """Return a JSON schema, or what looks like one."""
         rng = self._rng
         if depth == 0 or rng.random() < 0.2:
             return rng.choice([{"type": rng.choice(_TYPES)}, {"enum": [1, "a", None]}, True, {}, {"const": "x" * 50}])

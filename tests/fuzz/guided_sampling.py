@@ -71,7 +71,7 @@ class GuidedSampler:
             BadRequest: the schema is refused.
         """
         if not isinstance(schema, dict):
-            raise BadRequest("schema: expected a JSON schema (an object)")  # whoever reads the field says so
+            raise BadRequest("schema: expected a JSON schema (an object)")  # the reader of the field says so
         grammar = json_grammar(schema, "schema")
         self._checker.verify(grammar, "schema")
         matcher = LLMatcher(self.vocabulary, grammar, log_level=0, limits=limits_of(grammar))

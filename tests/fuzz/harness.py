@@ -21,7 +21,7 @@ import httpx
 
 from tests.e2e.server_process import running_server
 
-# Everything about it is fixed, so whoever else is served, its events are too; drafts would change how many there are.
+# Everything about it is fixed, so its events are too, with any other requests; drafts would change their number.
 REFERENCE = {"prompt": "def fibonacci(n):", "max_tokens": 24, "temperature": 0.8, "seed": 7, "ignore_eos": True,
              "stream": True, "return_token_ids": True, "request_id": "reference",
              "speculation": {"enabled": False}}  # fmt: skip

@@ -28,7 +28,7 @@ from tests.fuzz.harness import ANSWER_TIMEOUT_S, Report, Watch, argument_parser,
 NUM_CLIENTS = 16
 # Who is owed no answer waits no longer for one.
 HURRY_TIMEOUT_S = 0.3
-# A server for these tests waits for nobody either.
+# A server for these tests has short timeouts too.
 SERVER_OPTIONS: dict[str, Any] = {"timeout_headers": 2, "timeout_body": 2, "timeout_keep_alive": 1}
 MAX_ERROR_BYTES = 4096
 _BODY = json.dumps({"prompt": [5, 6, 7], "max_tokens": 2, "temperature": 0}).encode()
@@ -77,7 +77,7 @@ class Exchange:
     Attributes:
         kind: which of the ways it was made, for the report.
         pieces: sent one after the other, with a turn of the event loop between them.
-        methods: of the requests that are owed an answer each; None = nobody knows.
+        methods: of the requests that are owed an answer each; None = unknown.
         ending: "read" = until the server closes or nothing more comes; "close", "reset", "half": leave like that.
     """
 

@@ -120,7 +120,7 @@ async def put(client: httpx.AsyncClient, url: str, ask: Ask, leave_after: int | 
 
 
 class Door(Protocol):
-    """Where requests are sent. name: for findings; url: None while nobody listens."""
+    """Where requests are sent. name: for findings; url: None while no server listens."""
 
     name: str
 
@@ -157,7 +157,7 @@ class Load:
             print(f"FINDING {text}", file=sys.stderr, flush=True)
 
     async def learn(self, url: str) -> None:
-        """Ask a server that nobody disturbs, one request at a time."""
+        """Ask an undisturbed server, one request at a time."""
         async with _client() as client:
             for ask in self.asks:
                 self.expected[ask.number] = answer = await put(client, url, ask)

@@ -34,7 +34,7 @@ _PROSE = (
     "The river was high after three days of rain, and the ferry did not run. ",
     "She read the letter twice, folded it, and put it back into the drawer. ",
     "What is the capital of France, and how many people live there? ",
-    "In the morning the market opened late; nobody had brought fish. ",
+    "In the morning the market opened late; the fish was late too. ",
     "He asked for tea. They had no tea. He asked for coffee instead. ",
     "First, heat the oven to 180 degrees. Then mix the flour, the sugar and the eggs. ",
     "Straße, naïve, façade, Ångström, Владимир вышел из дома рано утром. ",

@@ -48,7 +48,7 @@ def test_what_a_killed_process_left_is_removed(folder: pathlib.Path, model: path
     load(folder, model)
     assert path.exists()
     assert not left.exists()
-    assert another.exists(), "somebody else may be writing it"
+    assert another.exists(), "another process may be writing it"
 
 
 def test_a_folder_without_a_place_for_the_lock_is_still_read(folder: pathlib.Path, model: pathlib.Path) -> None:

@@ -83,7 +83,7 @@ def columns_of(arguments: dict[str, Any]) -> np.ndarray:
 
 
 def exchange(handle: bytes) -> Sequence[bytes]:
-    """Say it, and hear everybody's."""
+    """Send it, and receive that of every rank."""
     print(json.dumps(handle.hex()), flush=True)
     found = [bytes.fromhex(text) for text in json.loads(sys.stdin.readline())["said"]]
     print(json.dumps("ready"), flush=True)

@@ -107,7 +107,7 @@ def test_tiles_give_the_bits_of_vectors() -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_many_small_weights_keep_their_share(level: str) -> None:
-    """One key of weight 1 and 639 of 0.0019, under half a unit: rounded to nearest, those beside it would vanish."""
+    """One key of weight 1 and 639 of 0.0019, under half a unit: rounded to nearest, those would vanish."""
     args = quantized(batch([(639, 1)], 1, 1, 16, 64, np.float32))
     cache = args["cache"]
     cache.k[...], cache.k_scale[...], cache.v[...], cache.v_scale[...] = 0, 1.0, 127, 1.0 / 127

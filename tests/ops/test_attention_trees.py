@@ -1,6 +1,6 @@
 """New tokens that are a tree of drafts, on CPUs: a row has the bits of the chain that leads to it.
 
-Whoever shares its blocks, in company or alone, on any number of threads, and whatever is in tokens it does not see.
+With any request that shares its blocks, in a batch or alone, on any number of threads, whatever it does not see.
 """
 
 from __future__ import annotations

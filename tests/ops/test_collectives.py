@@ -134,7 +134,7 @@ def test_recorded_passes_and_operators_exchange_too(size: int) -> None:
 
 
 def test_a_rank_that_fails_ends_the_others_ops_and_the_next_attempt_works() -> None:
-    """Over and over: whoever stopped at whichever op is in step again."""
+    """Over and over: a rank that stopped at any op is in step again."""
     rng = np.random.default_rng(5)
     with shared_group(4) as ends:
         for attempt in range(1, 40):

@@ -53,7 +53,7 @@ def test_attention_has_the_same_bits_however_partitions_are_computed(device: OpR
 
 
 def test_rows_and_requests_that_fill_up_a_bucket_change_nothing(device: OpRunner) -> None:
-    """Graphs are of a few sizes: behind the step's requests are some without rows, behind its rows are nobody's."""
+    """Graphs have few sizes: after the step's requests come some without rows, after its rows some of no request."""
     args = batch([(300, 1), (14, 9), (511, 3)], 4, 2, 32, 16, np.uint16)
     starts, blocks = args["query_start_loc"], args["blocks"]
     filled = {
@@ -114,7 +114,7 @@ def test_float8_keys_and_values_are_read_exactly(device: OpRunner) -> None:
 
 
 def test_float8_is_stored_rounded_to_the_nearest(device: OpRunner) -> None:
-    """Random heads, and every value, every tie and what lies beside it."""
+    """Random heads, and every value, every tie and its neighbours."""
     for kwargs in store_inputs(np.uint8).values():
         with device.runs_ops():
             got = OPS["rope_store_kv"].run(kwargs)

@@ -110,13 +110,13 @@ def test_linear_has_the_same_bits_for_any_number_of_rows(count: int, device: OpR
 
 
 def test_every_number_is_widened_exactly_and_the_nearest_is_rounded_to(device: OpRunner) -> None:
-    """All 65536, the middles between two, where the even one is right, and what is beside them."""
+    """All 65536, the middles between two, where the even one is right, and their neighbours."""
     codes = np.arange(1 << 16, dtype=np.uint16)
     numbers = codes.view(np.float16)
     finite = np.sort(np.unique(numbers[np.isfinite(numbers)].astype(np.float32)))
     middles = np.append((finite[1:] + finite[:-1]) / 2, [65520, -65520]).astype(np.float32)
-    beside = [np.nextafter(middles, np.float32(sign * np.inf)) for sign in (1, -1)]
-    values = np.concatenate([finite, middles, *beside])[None]
+    neighbours = [np.nextafter(middles, np.float32(sign * np.inf)) for sign in (1, -1)]
+    values = np.concatenate([finite, middles, *neighbours])[None]
     with device.runs_ops():
         np.testing.assert_array_equal(cast(numbers[None], np.float32)[0], numbers.astype(np.float32))
         np.testing.assert_array_equal(cast(values, np.float16), narrow(values, np.float16))

@@ -60,7 +60,7 @@ def test_linear_has_the_same_bits_for_any_number_of_rows(count: int, device: OpR
 
 
 def test_weights_are_rounded_to_the_nearest_number() -> None:
-    """All 127 magnitudes of e4m3, the middles between two, where the even one is right, and what is beside them."""
+    """All 127 magnitudes of e4m3, the middles between two, where the even one is right, and their neighbours."""
     codes = np.arange(127)
     exponent, fraction = codes >> 3, codes & 7
     numbers = np.where(exponent == 0, fraction * 2.0**-9, (8 + fraction) * 2.0 ** (exponent - 10)).astype(np.float32)
@@ -69,7 +69,7 @@ def test_weights_are_rounded_to_the_nearest_number() -> None:
     values = np.concatenate([numbers, middles, np.nextafter(middles, np.float32(500)), np.nextafter(middles, 0)])
     want = np.concatenate([codes, to_even, codes[1:], codes[:-1]])
     np.testing.assert_array_equal(to_e4m3(values), numbers[want])
-    # Each with the largest number beside it, so that scales are one; one group a row.
+    # Each with the largest number in its group, so that scales are one; one group a row.
     weight: np.ndarray = np.zeros((len(values), 128), np.float32)
     weight[:, 0], weight[:, 1], weight[:, 2] = values, -values, 448
     packed = pack_linear(weight, "fp8").data.reshape(-1, 32 * 128 + 128)[:, : 32 * 128].reshape(-1, 32, 32, 4)

@@ -28,7 +28,7 @@ PADDING: dict[str, int | Literal["last"]] = {"input_ids": 0, "indices": 0, "slot
 
 
 class Step:
-    """An embedding, a norm, and a choice of rows; `slots` and `offsets` nobody reads."""
+    """An embedding, a norm, and a choice of rows; no kernel reads `slots` and `offsets`."""
 
     def __init__(self, gpu: CudaDevice, padding: Padding | None) -> None:
         recorder, tokens, chosen = Recorder(), Size("num_tokens"), Size("num_rows")
@@ -136,7 +136,7 @@ def test_a_pass_of_which_no_graph_can_be_made_runs_all_the_same(
         for part, expected in zip(step.run(4, 2), want, strict=True):
             np.testing.assert_array_equal(part, expected)
     assert len(step.program._graphs) == 0
-    assert num_refused == 1  # nobody tries in every step
+    assert num_refused == 1  # not tried in every step
 
 
 def test_graphs_that_were_not_used_for_long_are_given_up(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:

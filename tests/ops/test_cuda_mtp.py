@@ -20,7 +20,7 @@ MORE = 3
 
 @pytest.mark.parametrize("name", ["2-block16-step0", "2-block16-step3", "4-block64-step1"])
 def test_rows_that_no_request_wants_any_more_are_skipped_and_filled_up(name: str) -> None:
-    """Those of the pass before belong to nobody; those of the next one store no KV."""
+    """Those of the pass before belong to no request; those of the next one store no KV."""
     case, expected = (OpCases.copied(MTP_POSTPROCESS.inputs[name]) for _ in range(2))
     logits, hidden = (np.concatenate([case[rows], case[rows][:1].repeat(MORE, 0)]) for rows in ("logits", "hidden"))
     batch = replace(case["batch"], num_drafting=[n + MORE for n in case["batch"].num_drafting])

@@ -248,7 +248,7 @@ def test_a_fetch_waits_for_nothing_that_was_started_since(gpu: CudaDevice) -> No
 
 
 def test_what_could_not_be_sent_goes_up_with_the_next_try(gpu: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever noted it need not know, and may have more by then."""
+    """The caller that noted it need not know, and may have more by then."""
 
     def fail() -> NoReturn:
         raise ValueError("a copy was refused")

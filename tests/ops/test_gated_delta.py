@@ -21,7 +21,7 @@ SHAPES = [DeltaShape(), DeltaShape(1, 4, 8, 48, 2), DeltaShape(2, 2, 5, 19, 8)]
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_text_has_the_same_bits_however_steps_cut_it(shape: DeltaShape, dtype: str, level: str) -> None:
-    """With drafts rejected at every place, snapshots at every place, requests in company and any number of threads."""
+    """With drafts rejected at every place, snapshots at every place, requests in batches and any number of threads."""
     for seed in range(6):
         server = DeltaServer(seed, shape, dtype, max_drafts=int(seed % 3 * 3), num_rows=5)
         with isa(level):

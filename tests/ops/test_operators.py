@@ -143,7 +143,7 @@ print(setup.build_operators(pathlib.Path(sys.argv[1])))
     name = operator_files.file_name(root, paddle_ops.installed_paddle(), source, operator_files.BESIDE)
     assert done.stdout.split()[-1] == str(lib / name), done.stderr
     installed = lib.rename(tmp_path / "site")
-    # The directory is gone that the compiler saw, so only the library beside can be found.
+    # The directory is gone that the compiler saw, so only the installed library can be found.
     dump = subprocess.run(["readelf", "-d", installed / name], capture_output=True, text=True, check=True).stdout
     assert "libfdsd.so" in dump
     assert "$ORIGIN" in dump

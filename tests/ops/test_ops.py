@@ -1,4 +1,4 @@
-"""Every op, every case, every backend against its NumPy meaning, and every row alone against itself in company."""
+"""Every op, every case, every backend against its NumPy meaning, and every row alone against itself in a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row of cascade_append_attention has the same bits in a chunk of any size, whoever shares its blocks.
+"""A row of cascade_append_attention has the same bits in a chunk of any size, with any request that shares its blocks.
 
 And it touches no key it does not see. That requests do not depend on one another is tested in test_ops.py.
 """
@@ -110,5 +110,5 @@ def test_the_sign_of_a_zero_does_not_depend_on_later_keys(level: str) -> None:
     v[first, 0, 16, :, 0] = 0x0080  # 2^-126
     with isa(level):
         alone = run_chunks(sequence, range(131))
-        # Row 63 is the last to see no further product's keys; beside it in the second chunk are rows that do.
+        # Row 63 is the last to see no further product's keys; other rows of the second chunk do.
         np.testing.assert_array_equal(run_chunks(sequence, [0, 50, 130]), alone)

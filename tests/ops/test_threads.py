@@ -1,4 +1,4 @@
-"""Loops on threads: the same bits with any number of them, also beside neighbours that take a processor."""
+"""Loops on threads: the same bits with any number of them, also while other threads take a processor."""
 
 from __future__ import annotations
 

@@ -42,6 +42,6 @@ def pair(lasting: Deployment) -> Iterator[list[Server]]:
 
 @pytest.fixture(scope="session")
 def want(golden_dir: Path) -> str:
-    """What a stream of NUM_TOKENS reads like that nobody disturbs."""
+    """What an undisturbed stream of NUM_TOKENS reads like."""
     with serving(golden_dir, max_num_seqs=2) as server:
         return text_of(Stream(server.url, NUM_TOKENS).read())

@@ -26,7 +26,7 @@ ATTACKS = {attack.name: attack for attack in (*small_attacks(), *large_attacks(L
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    # Few blocks, all of them used before: a block that is used for the first time costs memory whoever uses it.
+    # Few blocks, all of them used before: a block that is used for the first time costs memory for any request.
     # Nor are outputs kept for drafts.
     options = ["--num-threads", "1", "--num-gpu-blocks-override", "64", "--speculative-config", "naive"]
     with running_server("--model", "demo", *options) as server:

@@ -65,7 +65,7 @@ def error_of(answer: bytes, status: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def impatient(golden_dir: Path) -> Iterator[Server]:
-    """A server that waits for nobody, but for a test that gets no processor for a second."""
+    """A server with the shortest timeouts, but long enough for a test that gets no processor for a second."""
     options: dict[str, Any] = {"timeout_headers": 1, "timeout_body": 1.5, "timeout_keep_alive": 4}
     with serving(golden_dir, max_body_bytes=1_000_000, **options) as server:
         yield server

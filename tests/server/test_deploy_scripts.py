@@ -184,7 +184,7 @@ def test_what_was_started_ends_with_what_could_not_be(tmp_path: Path) -> None:
 
 
 def test_a_redis_of_others_is_left_alone(tmp_path: Path) -> None:
-    """It has no password, so it answers everybody: neither its answer nor its port makes it ours."""
+    """It has no password, so it answers every client: neither its answer nor its port makes it ours."""
     run_dir = tmp_path / "run"
     with running_redis(tmp_path, password="") as other:
         other.do("SET", "precious", "data")

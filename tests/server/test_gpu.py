@@ -1,4 +1,4 @@
-"""Servers whose model is on emulated GPUs, as processes: what clients see, and whoever started it, when one is lost."""
+"""Servers whose model is on emulated GPUs, as processes: what clients and the parent process see when one is lost."""
 
 from __future__ import annotations
 

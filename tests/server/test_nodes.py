@@ -1,4 +1,4 @@
-"""A server whose ranks are on two hosts: what clients, and whoever started them, see when one of them ends."""
+"""A server whose ranks are on two hosts: what clients and the parent processes see when one of them ends."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def assert_ended(fds: list[int]) -> None:
 
 
 def send_garbage(port: object) -> None:
-    """Say to both ports what nobody there expects; at other addresses nobody listens."""
+    """Send both ports what they do not expect; no socket listens at other addresses."""
     assert isinstance(port, int)
     for number in (port, port + 1):
         for garbage in (PICKLED, b"\xff" + b"\0" * 8 + b"\x01\x7f" + b"\0" * 4096):

@@ -1,4 +1,4 @@
-"""A server whose model several processes compute: what clients, and whoever started it, see when one of them ends."""
+"""A server whose model several processes compute: what clients and its parent process see when one of them ends."""
 
 from __future__ import annotations
 

@@ -149,4 +149,4 @@ def test_hundreds_of_clients_that_leave_leave_nothing(deployment: Deployment, re
     until(lambda: gauge(a, "fastdeploy_sd:http_connections") <= 2)
     assert {text_of(stream.read()) for stream in streams(a, 3, NUM_TOKENS)} == {want}
     deployment.stop()
-    assert "running task(s)" not in a.stderr  # requests that nobody waits for any more
+    assert "running task(s)" not in a.stderr  # requests whose clients are gone

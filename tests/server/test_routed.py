@@ -1,4 +1,4 @@
-"""A server behind a router: what it tells beside its events, and how it goes on with what another one has begun."""
+"""A server behind a router: what it tells besides its events, and how it goes on with what another one has begun."""
 
 from __future__ import annotations
 

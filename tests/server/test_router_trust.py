@@ -1,4 +1,4 @@
-"""What a router and its servers believe: secrets, what was said before, nonsense at every route, keys of clients."""
+"""What a router and its servers accept from each other: secrets, repeated messages, nonsense, keys of clients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Prefill and decode instances behind two routers, and what happens when one of them dies, hangs or is left.
 
 Real processes over a real model; engines are stopped between two steps, so that each fault happens where it should.
-After each: the bytes of an undisturbed server, also of a stream that ran beside and of KV that was cached before; every
+After each: the bytes of an undisturbed server, also of a concurrent stream and of KV that was cached before; every
 block is free on both sides; and in the end every process has ended well and nothing is left.
 """
 
@@ -190,7 +190,7 @@ def split(deployed: Split) -> Iterator[Split]:
 
 
 def prompt(max_tokens: int = 30, num_tokens: int = PROMPT_TOKENS) -> dict[str, Any]:
-    """A stream behind a prompt that nobody has seen."""
+    """A stream of a new prompt."""
     number = next(_numbers)
     ids = [10 + (number * 7919 + i * i) % 3000 for i in range(num_tokens)]
     body = {"prompt": ids, "max_tokens": max_tokens, "seed": number, "temperature": 1.0, "logprobs": 2, "stream": True}
@@ -199,16 +199,16 @@ def prompt(max_tokens: int = 30, num_tokens: int = PROMPT_TOKENS) -> dict[str, A
 
 @contextmanager
 def canaries(split: Split) -> Iterator[None]:
-    """Streams run beside what happens in the block, and KV is cached: afterwards both are as ever."""
-    cached, beside = prompt(num_tokens=300), prompt(max_tokens=300, num_tokens=40)
+    """Streams run during what happens in the block, and KV is cached: afterwards both are as ever."""
+    cached, concurrent = prompt(num_tokens=300), prompt(max_tokens=300, num_tokens=40)
     for server in split.decodes:
         split.verify(Reader(server.url, cached).end(), cached)
     is_over = threading.Event()
 
     def repeat(url: str) -> list[Answer]:
-        answers = [Reader(url, beside).end()]
+        answers = [Reader(url, concurrent).end()]
         while not is_over.is_set():
-            answers.append(Reader(url, beside).end())
+            answers.append(Reader(url, concurrent).end())
         return answers
 
     with ThreadPoolExecutor() as pool:
@@ -218,7 +218,7 @@ def canaries(split: Split) -> Iterator[None]:
         finally:
             is_over.set()
     for answer in (answer for answers in running for answer in answers.result()):
-        split.verify(answer, beside)
+        split.verify(answer, concurrent)
     for server in split.decodes:
         hits = server.metric("fastdeploy:prefix_cache_token_num_total ")
         split.verify(Reader(server.url, cached).end(), cached)

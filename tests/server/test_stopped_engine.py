@@ -93,7 +93,7 @@ def test_asking_a_suspended_engine_has_a_deadline_before_it_counts_as_silent(gol
 
 
 def test_a_long_step_is_no_silence(golden_dir: Path) -> None:
-    """It answers nobody for 3 s, but it computes."""
+    """It answers no request for 3 s, but it computes."""
     with serving(golden_dir, "create_busy", timeout_engine=1) as server:
         answers: list[httpx.Response] = []
         thread = threading.Thread(target=lambda: answers.append(complete(server.url, max_tokens=1)))

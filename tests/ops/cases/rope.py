@@ -1,4 +1,4 @@
-"""Cases of rope_store_kv_: q and the whole cache, so that a write beside the slots shows."""
+"""Cases of rope_store_kv_: q and the whole cache, so that a write outside the slots shows."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_busy_instance_is_left_alone_whatever_it_has_seen() -> None:
 
 
 def test_keys_differ_between_tables() -> None:
-    """So nobody can make two beginnings collide."""
+    """So no client can make two beginnings collide."""
     assert PrefixTable().keys_of(b"x" * 1000) != PrefixTable().keys_of(b"x" * 1000)
 
 

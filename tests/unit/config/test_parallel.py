@@ -82,7 +82,7 @@ def test_what_several_ranks_cannot_do_is_refused(model: str, flags: str, text: s
 
 
 def test_a_host_finds_its_place_by_its_addresses(model: str) -> None:
-    """203.0.113.0/24 is nobody's."""
+    """No machine has an address of 203.0.113.0/24."""
 
     def own_node(*flags: str) -> int:
         return load_config(["--model", model, "-tp", "2", "--pd-secret", "s" * 16, *flags]).parallel.own_node()

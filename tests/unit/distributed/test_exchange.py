@@ -1,4 +1,4 @@
-"""What carries sums between nodes: everybody's bytes on all of them, and no wait without an end."""
+"""What carries sums between nodes: the bytes of each on all of them, and no wait without an end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_an_abort_wakes_who_waits(waiting: int) -> None:
         timer = threading.Timer(0.1, ends[waiting].abort)
         timer.start()
         with pytest.raises(ExchangeError, match="the ranks' group was aborted"):
-            ends[waiting].exchange(b"nobody answers")
+            ends[waiting].exchange(b"no answer")
         timer.join()
 
 
@@ -113,12 +113,12 @@ def test_nobody_waits_for_ever(waiting: int, missing: str) -> None:
         connected(4, timeout_s=0.3) as ends,
         pytest.raises(ExchangeError, match=f"^{missing} did not come in time$"),
     ):
-        ends[waiting].exchange(b"nobody answers")
+        ends[waiting].exchange(b"no answer")
 
 
 def test_the_end_of_a_connection_is_noticed() -> None:
     with connected(2) as ends, ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(ends[1].exchange, b"nobody answers")
+        waiting = pool.submit(ends[1].exchange, b"no answer")
         ends[0]._hub.close()
         assert isinstance(waiting.exception(WAIT_S), ExchangeError)
         assert "node 0: " in str(waiting.exception())

@@ -1,4 +1,4 @@
-"""The sockets between ranks: frames arrive whole and in order, and nobody waits for a peer that is gone."""
+"""The sockets between ranks: frames arrive whole and in order, and no rank waits for a peer that is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine takes: a request whose columns break a rule is refused at the door, whoever made it."""
+"""What the engine takes: a request whose columns break a rule is refused on arrival, from any client."""
 
 from __future__ import annotations
 

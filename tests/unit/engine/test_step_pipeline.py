@@ -1,4 +1,4 @@
-"""Steps that are prepared, and outputs that are handed out, while a step runs: nobody gets another token for that.
+"""Steps that are prepared, and outputs that are handed out, while a step runs: no request gets another token for that.
 
 The toy executor reads every row's whole context back from its cache, and runs steps as late as it may: a block that was
 given away too early, or a row whose token is counted twice, shows.
@@ -74,7 +74,7 @@ def test_any_number_of_right_drafts_gives_the_plain_tokens(proposer: str) -> Non
 
 
 def launching_engine(num_blocks: int = 16) -> tuple[Engine, ToyLauncher]:
-    """Every step runs when somebody waits for it."""
+    """Every step runs when a caller waits for it."""
     executor = ToyExecutor(toy_info(num_blocks=num_blocks))
     executor.launcher = launcher = ToyLauncher(executor, 0, late_rate=1.0, open_rate=1.0)
     return Engine(toy_config(), executor), launcher

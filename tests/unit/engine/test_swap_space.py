@@ -238,7 +238,7 @@ def test_who_waits_for_too_long_goes_on_with_what_has_come() -> None:
     assert level.store.cancelled == table.block_ids[:4]
     assert level.swap.stats().num_late == 1
     level.store.orders += late
-    level.store.end(LoadBlock)  # nobody is interested any more
+    level.store.end(LoadBlock)  # no request needs it any more
     assert list(level.swap.arrivals()) == []
     level.swap.check_integrity()
 

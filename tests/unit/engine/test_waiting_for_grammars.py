@@ -1,4 +1,4 @@
-"""A request whose grammar is being compiled holds nobody back, and ends like any other whatever becomes of that."""
+"""A request whose grammar is being compiled holds no other request back, and ends like any other."""
 
 from __future__ import annotations
 

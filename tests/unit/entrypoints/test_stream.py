@@ -184,7 +184,7 @@ async def test_a_job_that_has_begun_waits_until_others_leave_the_queue() -> None
     door = Door(1)
     items = merge(door.source, [1, 1], QueueShare(1, 100))
     assert [await anext(items) for _ in range(3)] == [0, 0, 0]
-    door.num_free -= 1  # somebody else is faster
+    door.num_free -= 1  # another request is faster
     waiting = asyncio.ensure_future(anext(items))
     while door.num_refused < 2:
         await asyncio.sleep(0.01)

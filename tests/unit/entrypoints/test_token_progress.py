@@ -41,7 +41,7 @@ def test_tokens_and_not_sequences(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_nothing_is_shown_or_asked_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     def never() -> EngineStats:
-        raise AssertionError("nobody sees it")
+        raise AssertionError("no client reads it")
 
     with TokenProgress([request("a", 10)], never, is_wanted=True) as bar:
         bar.add("a", 4, is_last=True)

@@ -1,4 +1,4 @@
-"""The safetensors reader believes nothing it has not checked."""
+"""The safetensors reader uses nothing that it has not checked."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def test_time_in_which_this_process_did_not_run_does_not_count() -> None:
             other.send_signal(signal.SIGSTOP)  # what it does to start, and reads from a disk for it, is work
             os.waitid(os.P_PID, other.pid, os.WSTOPPED)
             signs = LivenessClock(other.pid, pause_s=0.05)
-            time.sleep(1)  # as if suspended: nobody looked
+            time.sleep(1)  # as if suspended: no check ran
             signs.probe()
             assert 0 < signs.age_s <= 0.1
             signs.note()

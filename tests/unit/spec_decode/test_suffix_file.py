@@ -1,4 +1,4 @@
-"""Outputs carried over a restart, and files that must not be believed."""
+"""Outputs carried over a restart, and files that must be refused."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def received(server: ServerChannel, count: int) -> list[tuple[bytes, bytes]]:
 
 
 async def test_frames_that_arrive_before_a_send_are_not_lost() -> None:
-    """Sending makes the descriptor unreadable again, so the sender has to tell whoever waits."""
+    """Sending makes the descriptor unreadable again, so the sender has to tell the waiting reader."""
     with private_address() as address:
         server, client = ServerChannel(address), ClientChannel(address)
         client.send(b"hello")

@@ -80,7 +80,7 @@ def test_a_plan_beyond_the_limits_is_refused(num_new: tuple[int, ...], drafts: l
 
 
 def test_forbidden_tokens_are_those_of_the_step() -> None:
-    """min_tokens forbids the end only while too few tokens are out; nobody else's row is touched."""
+    """min_tokens forbids the end only while too few tokens are out; no other request's row is touched."""
     steps = Steps(new("plain", 2), new("a", 2, SamplingParams(min_tokens=1)))
     m = steps.prepare(("plain", "a"))
     assert (m.cu_mask[:3].tolist(), m.mask_token_ids[:1].tolist()) == ([0, 0, 1], [3])

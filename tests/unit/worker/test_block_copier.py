@@ -48,9 +48,9 @@ class SlowPages:
 
     def _wait(self, layer: int, block_id: int) -> None:
         self.touched.append(block_id)
-        if layer == 0:  # of two: whoever cancels here must not see the second one touched
+        if layer == 0:  # of two: a caller that cancels here must not see the second one touched
             self.reached.set()
-            assert self.may_pass.wait(DEADLINE_S), "nobody lets the copy pass"
+            assert self.may_pass.wait(DEADLINE_S), "the copy was never let pass"
 
 
 class Setup:

@@ -28,7 +28,7 @@ DEADLINE_S = 120
 
 
 class Clock:
-    """Processor time that goes on by `tick` seconds each time somebody asks."""
+    """Processor time that goes on by `tick` seconds with each call."""
 
     now = tick = 0.0
 
@@ -129,7 +129,7 @@ def test_row_j_gets_what_may_follow_its_first_j_drafts() -> None:
             assert rows[j] == expected(WORD[: len(output) + j])
         assert rows[4 - len(output) : -1] == [None] * 3
         assert rows[-1] == expected([])
-        # Run again, as where a step failed: nobody has gone forward.
+        # Run again, as where a step failed: no request has gone forward.
         assert rows == step.run([drafts[0][len(output) :], *drafts[1:]])
         step.advance([WORD[:2], [FREE], []])
 

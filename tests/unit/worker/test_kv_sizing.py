@@ -34,7 +34,7 @@ def config(max_model_len: int | None = None, max_num_seqs: int = 4, **cache: Any
 
 
 def never() -> KvRoom:
-    raise AssertionError("the size was given; nobody needs to know what is free")
+    raise AssertionError("the size was given; what is free does not matter")
 
 
 def test_what_requests_can_use_is_enough() -> None:

@@ -1,4 +1,4 @@
-"""Slots in memory and in a file: what comes back, what is believed, who may use it."""
+"""Slots in memory and in a file: what comes back, what is accepted, who may use it."""
 
 from __future__ import annotations
 

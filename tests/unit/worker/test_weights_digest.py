@@ -80,7 +80,7 @@ def test_it_is_kept_as_long_as_the_files_stay_what_they_are(
     [weights] = model.glob("*.safetensors")
     os.utime(weights, ns=(0, 0))
     assert digest() == computed[0]
-    assert len(computed) == 2  # somebody has written to the file
+    assert len(computed) == 2  # the file has been written to
     change(model, weights.stat().st_size - 1)
     os.utime(weights)
     assert digest() != computed[0]

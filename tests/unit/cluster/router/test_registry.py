@@ -1,4 +1,4 @@
-"""Who may register, and what is not believed: other secrets, what was said before, other roles and versions."""
+"""Who may register, and what is refused: other secrets, what was said before, other roles and versions."""
 
 from __future__ import annotations
 

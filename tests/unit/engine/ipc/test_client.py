@@ -192,7 +192,7 @@ async def test_the_last_message_counts_before_the_process_ends_and_is_answered()
 
 
 async def test_an_engines_failure_is_an_internal_error_to_requests_and_the_end_at_once() -> None:
-    """Whoever has read the error finds the server down."""
+    """After a client has read the error, the server is down."""
     async with conversation(os.getpid()) as (client, engine, identity):
         stream = client.generate(toy_request("a", [5]))
         reading = asyncio.ensure_future(anext(stream))

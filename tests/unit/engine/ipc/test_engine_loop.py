@@ -363,7 +363,7 @@ async def test_a_frame_that_nobody_may_send_is_a_fault_and_costs_nobody_else_any
 
 
 async def test_a_request_too_long_for_a_frame_is_refused_before_it_is_sent() -> None:
-    """Else the engine's answer, a fault, would be about nobody knows which request."""
+    """Else the engine's answer, a fault, would name no request."""
     async with hosted(before_step=dawdle) as host, connected(host) as client:
         request = toy_request("a", [5, 6, 7], max_tokens=100)
         running = asyncio.create_task(collect(client, request))

@@ -1,4 +1,4 @@
-"""The engine as a real process: ready, exit status, and ending together with whoever started it."""
+"""The engine as a real process: ready, exit status, and ending together with its parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader with a backlog takes turns with everybody else in its process."""
+"""A reader with a backlog takes turns with the other tasks of its process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of masks, in seconds that nobody has to wait for."""
+"""Budgets of masks, in seconds of a clock that the tests drive."""
 
 from __future__ import annotations
 

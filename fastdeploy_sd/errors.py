@@ -158,6 +158,16 @@ class NoInstance(Unavailable):
     retry_after_s = 1
 
 
+class InstancesFailed(FdsdError):
+    """Some instances of a router have not done what all were asked to do; its text names them."""
+
+    status = 502
+    type = "bad_gateway_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="instances_failed")
+
+
 class ConfigError(FdsdError, ValueError):
     """An option, YAML key or checkpoint is wrong; raised before anything is served."""
 

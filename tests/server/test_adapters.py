@@ -179,16 +179,14 @@ def test_requests_go_on_whose_adapter_is_unloaded(served: ModelServer, folders: 
     assert names(url) == ["m", "one"]
 
 
-def test_a_router_and_a_prefill_instance_serve_the_adapters_of_their_instances(
-    golden_dir: Path, folders: Path, two: str
-) -> None:
+def test_a_router_serves_and_changes_the_adapters_of_its_instances(golden_dir: Path, folders: Path, two: str) -> None:
     modules = [f"{name}={folders / name}" for name in ("one", "two")]
     options: dict[str, Any] = {"max_num_seqs": 8, "max_model_len": 512, "speculative_config": {"method": "ngram"}}
     prompt = "def add(a, b):\n    return a\n" * 20
     with SplitDeployment(golden_dir / MODEL, **options, block_size=16) as deployment:
         router = deployment.router()
-        prefill = deployment.server("prefill", lora_modules=modules[:1])
-        decode = deployment.server("decode", lora_modules=modules)
+        prefill = deployment.server("prefill", lora_modules=modules[:1], lora_root=str(folders.parent))
+        decode = deployment.server("decode", lora_modules=modules, lora_root=str(folders))
         deployment.wait_for(prefill, decode)
         cards = router.get("/v1/models").json()["data"]
         assert [(card["id"], card.get("parent")) for card in cards] == [("m", None), ("one", "m"), ("two", "m")]
@@ -196,6 +194,23 @@ def test_a_router_and_a_prefill_instance_serve_the_adapters_of_their_instances(
             assert text(router.url, name, prompt=prompt) == text(two, name, prompt=prompt)
             assert decode.metric("fastdeploy_sd:kv_arrivals_total") == num_arrivals, "two is not loaded at the other"
         assert ask(router.url, "/v1/completions", "three", prompt="a").status_code == 404
+        assert change(router.url, "load", lora_name="three", lora_path=str(folders / "two")).status_code == 200
+        assert "three" in names(router.url)
+        assert text(router.url, "three", prompt=prompt) == text(two, "two", prompt=prompt)
+        assert {tuple(i["models"]) for i in router.get("/instances").json()["instances"]} == {
+            ("m", "one", "three"), ("m", "one", "two", "three"),
+        }  # fmt: skip
+        failed = change(router.url, "load", lora_name="four", lora_path="two")
+        assert (failed.status_code, failed.json()["error"]["code"]) == (502, "instances_failed")
+        assert f"{prefill.address} answered 400" in failed.json()["error"]["message"]
+        assert names(router.url) == ["m", "one", "two", "three"], "the other one has unloaded it"
+        refused = change(router.url, "load", lora_name="one", lora_path=str(folders / "one"))
+        assert refused.json()["error"]["message"].startswith("lora_name: expected a name that is not in use")
+        assert change(router.url, "load", lora_name="two", lora_path=str(folders / "two")).status_code == 200
+        for name in ("two", "three"):
+            assert change(router.url, "unload", lora_name=name).status_code == 200
+        assert names(router.url) == ["m", "one"]
+        assert change(router.url, "unload", lora_name="two").status_code == 404
 
 
 def test_an_engine_that_is_started_again_has_the_adapters(served: ModelServer, folders: Path, two: str) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from fastdeploy_sd import __version__
 from fastdeploy_sd.cluster import messages as m
 from fastdeploy_sd.cluster.route import NOT_AUTHENTIC, ROUTE_HEADER
+from fastdeploy_sd.cluster.router.adapter_relay import AdapterRelay
 from fastdeploy_sd.cluster.router.delivery import Delivery
 from fastdeploy_sd.cluster.router.instance import Instance
 from fastdeploy_sd.cluster.router.options import RouterConfig
@@ -23,7 +24,7 @@ from fastdeploy_sd.cluster.router.relay import Relay, UpstreamClient
 from fastdeploy_sd.cluster.router.scraping import scrape
 from fastdeploy_sd.errors import FdsdError, Forbidden, NoInstance, NotFound, Unavailable, paused, shown
 from fastdeploy_sd.metrics import HttpStats, InstanceGauges, render_instance_metrics, render_router_metrics
-from fastdeploy_sd.wire.http.api_paths import GENERATION_PATHS, TEXT_PATHS
+from fastdeploy_sd.wire.http.api_paths import GENERATION_PATHS, LOAD_ADAPTER_PATH, TEXT_PATHS, UNLOAD_ADAPTER_PATH
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.event_stream import until_disconnected
 from fastdeploy_sd.wire.http.middleware import (
@@ -38,7 +39,7 @@ from fastdeploy_sd.wire.http.ollama_models import (
 )
 from fastdeploy_sd.wire.http.pause_routes import PauseRoutes
 from fastdeploy_sd.wire.http.request_body import BodyReader
-from fastdeploy_sd.wire.http_client import Ask
+from fastdeploy_sd.wire.http_client import Ask, Headers
 
 _MAX_LARGEST_BODIES = 16  # they are held until their answers are complete
 # What an instance gets of a client's headers.
@@ -55,6 +56,7 @@ class RouterApp:
         self._http_stats = stats
         self._is_draining = False
         self._paused = PausedInstances(lambda: registry.instances, lambda: self.num_open)
+        self._adapters = AdapterRelay(lambda: registry.instances, upstream.http)
         self._bodies = BodyReader(config.server.max_body_bytes, _MAX_LARGEST_BODIES)
         self._messages = BodyReader(m.MAX_MESSAGE_BYTES)
         self.num_open = 0
@@ -69,6 +71,8 @@ class RouterApp:
             self.app.add_api_route(path, self.relay, methods=["POST"])
         add_refused_routes(self.app)
         PauseRoutes(self._paused).add_to(self.app)
+        self.app.add_api_route(LOAD_ADAPTER_PATH, self.load_adapter, methods=["POST"])
+        self.app.add_api_route(UNLOAD_ADAPTER_PATH, self.unload_adapter, methods=["POST"])
         self.app.add_api_route("/", self.root, methods=["GET"])
         self.app.add_api_route("/version", self.version, methods=["GET"])
         self.app.add_api_route("/v1/models", self.models, methods=["GET"])
@@ -109,6 +113,22 @@ class RouterApp:
                 await until_disconnected(request.receive, relay.run())
         finally:
             self.num_open -= 1
+
+    async def load_adapter(self, request: HttpRequest) -> Response:
+        """Load a LoRA adapter at all instances of its model."""
+        return await self._change_adapter(request, self._adapters.load)
+
+    async def unload_adapter(self, request: HttpRequest) -> Response:
+        """Unload a LoRA adapter at all instances that have it."""
+        return await self._change_adapter(request, self._adapters.unload)
+
+    async def _change_adapter(
+        self, request: HttpRequest, change: Callable[[bytes, Headers], Awaitable[tuple[int, bytes]]]
+    ) -> Response:
+        async with self._messages.read(request) as content:
+            status, body = await change(content, self._passed(request))
+        media_type = PlainTextResponse.media_type if status == 200 else JsonResponse.media_type  # noqa: PLR2004 (OK)
+        return Response(body, status, media_type=media_type)
 
     def _passed(self, request: HttpRequest) -> list[tuple[bytes, bytes]]:
         names = {name.encode("ascii") for name in _PASSED}

@@ -9,7 +9,6 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 from fastdeploy_sd import __version__
-from fastdeploy_sd.entrypoints.openai.operator_routes import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from fastdeploy_sd.entrypoints.openai.protocol import (
     Body,
     ChatCompletionBody,
@@ -29,6 +28,7 @@ from fastdeploy_sd.entrypoints.openai.protocol import (
 )
 from fastdeploy_sd.entrypoints.openai.protocol.adapters import LoadAdapterBody, UnloadAdapterBody
 from fastdeploy_sd.entrypoints.openai.protocol.experts import CheckRedundantBody, ExpertTokensBody, RearrangeBody
+from fastdeploy_sd.wire.http.api_paths import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from fastdeploy_sd.wire.http.error_format import (
     COUNT_TOKENS_PATH,
     EMBEDDINGS_PATH,

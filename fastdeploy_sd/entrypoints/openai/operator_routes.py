@@ -25,10 +25,10 @@ from fastdeploy_sd.entrypoints.openai.protocol.experts import (
 from fastdeploy_sd.entrypoints.openai.served_models import ServedModel, ServedModels
 from fastdeploy_sd.errors import BadRequest, Forbidden, Unauthorized, shown
 from fastdeploy_sd.types.experts import ExpertReport
+from fastdeploy_sd.wire.http.api_paths import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from fastdeploy_sd.wire.http.error_format import JsonResponse
 from fastdeploy_sd.wire.http.request_body import BodyReader
 
-LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _MAX_BODY_BYTES = 1 << 16
 _OK = {"code": 0, "msg": "ok"}
 BodyType = TypeVar("BodyType", bound=ExpertsBody)

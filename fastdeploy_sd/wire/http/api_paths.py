@@ -24,5 +24,6 @@ GENERATION_PATHS = (
     EMBED_PATH,
     OLD_EMBED_PATH,
 )
+LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 # Of requests that need the model's files only.
 TEXT_PATHS = ("/tokenize", "/detokenize", COUNT_TOKENS_PATH, SHOW_PATH)

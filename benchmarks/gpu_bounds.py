@@ -1,19 +1,19 @@
-"""The least time that a GPU can take for what must be moved and multiplied, by the figures of its maker.
+"""The least time that a GPU can take for what must be moved, multiplied and issued, by the figures of its maker.
 
-Bytes count once, operations at the rate of dense matrices with sums in 32 bits; the larger of both times is the bound.
-Instructions that a kernel needs besides may keep it from either rate.
+Bytes count once, operations at the rate of dense matrices with sums in 32 bits, instructions as compiled kernels need
+them for a tile of their work; the largest of these times is the bound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from custom_ops.cuda_tiles import Tile
 
 Numbers = Literal["bfloat16", "int8", "fp8"]
-Limit = Literal["memory", "products"]
+Limit = Literal["memory", "products", "issue"]
 _REGISTERS, _REGISTER_UNIT, _WARP, _ISSUED = 65_536, 256, 32, 4
 # Of a block, that the system keeps for itself.
 _SYSTEM_SHARED_BYTES = 1024
@@ -41,19 +41,45 @@ class GpuChip:
     max_threads: int
     max_blocks: int
 
-    def bound(self, num_bytes: int, num_operations: int, numbers: Numbers) -> tuple[float, Limit]:
-        """Return the least seconds and what limits them; products that it lacks are made in bfloat16."""
-        moved = num_bytes / self.gb_per_s / 1e9
+    def bound(
+        self, num_bytes: int, num_operations: int, numbers: Numbers, issued: float | None = None
+    ) -> tuple[float, Limit]:
+        """Return the least seconds and what limits them; products that it lacks are made in bfloat16.
+
+        issued: what `issue_seconds` found.
+        """
         rate = self.tflop_per_s.get(numbers, self.tflop_per_s["bfloat16"])
-        multiplied = num_operations / rate / 1e12
-        return (moved, "memory") if moved >= multiplied else (multiplied, "products")
+        times: dict[Limit, float] = {
+            "memory": num_bytes / self.gb_per_s / 1e9,
+            "products": num_operations / rate / 1e12,
+            "issue": issued or 0.0,
+        }
+        limit = max(times, key=times.__getitem__)
+        return times[limit], limit
+
+    def issue_seconds(self, num_bytes: int, num_operations: int, tiles: Iterable[Tile]) -> float | None:
+        """Return the least seconds in which kernels can issue what their tiles need; None: no tile is of such work.
+
+        The kernel that needs the least instructions is taken to do all the work: its operations, or without any its
+        bytes.
+        """
+        works = [(tile.operations if num_operations > 0 else tile.num_bytes, tile.instructions) for tile in tiles]
+        costs = [instructions / work for work, instructions in works if work > 0]
+        if not costs:
+            return None
+        return min(costs) * (num_operations or num_bytes) / self._issued_per_s
+
+    @property
+    def _issued_per_s(self) -> float:
+        """Every multiprocessor issues four instructions in a clock."""
+        return _ISSUED * self.multiprocessors * self.ghz * 1e9
 
     def issue_share(self, tile: Tile) -> float:
         """Return what the instructions of a kernel's tile allow of the rate of matrix units, or without them of memory.
 
-        Below 1 they bound the kernel. Every multiprocessor issues four instructions in a clock.
+        Below 1 they bound the kernel.
         """
-        per_s = _ISSUED * self.multiprocessors * self.ghz * 1e9 / tile.instructions
+        per_s = self._issued_per_s / tile.instructions
         if tile.operations > 0:
             rate = next((rate for numbers, rate in self.tflop_per_s.items() if numbers == tile.numbers), None)
             return per_s * tile.operations / (rate or self.tflop_per_s["bfloat16"]) / 1e12

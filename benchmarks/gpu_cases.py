@@ -23,13 +23,12 @@ from fastdeploy_sd.ops.packing import pack_linear, packed_bytes
 from fastdeploy_sd.ops.sampling import SAMPLE
 from fastdeploy_sd.ops.verification import VERIFY_DRAFT_TOKENS
 
-# Columns packed from random weights; the matrix repeats their panels.
-_PACKED_COLUMNS = 1024
+_PACKED_COLUMNS = 1024  # from random weights; the matrix repeats their panels
 _BF16_BYTES = 2
 # Format of a linear layer's weights -> what its kernels multiply. Of integers with groups: those of common files.
 NUMBERS: Mapping[LinearFormat, Numbers] = {
-    "bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8", "e4m3": "bfloat16", "q4_0": "int8",
-    "q8_0": "int8", "q4_k": "int8", "q6_k": "int8", "int4_g128": "int8",
+    "bfloat16": "bfloat16", "wint8": "int8", "wint4": "int8", "fp8": "fp8", "e4m3": "bfloat16",
+    "q4_0": "int8", "q8_0": "int8", "q4_k": "int8", "q6_k": "int8", "int4_g128": "int8",
 }  # fmt: skip
 
 
@@ -93,6 +92,7 @@ class GpuCase:
         num_operations: multiplications and additions; 0 where bytes are what counts.
         numbers: that are multiplied.
         work: the same for other projects' kernels, None where they have none for it.
+        num_issued: operations of the matrix instructions for that, whose rows come in eights; 0 = no more.
     """
 
     kind: str
@@ -102,6 +102,7 @@ class GpuCase:
     num_operations: int
     numbers: Numbers = "bfloat16"
     work: Work | None = None
+    num_issued: int = 0
 
 
 def gpu_cases(kinds: Sequence[str], sizes: GpuSizes) -> Iterator[GpuCase]:
@@ -275,12 +276,12 @@ def _packed(fmt: LinearFormat, in_features: int, out_features: int) -> np.ndarra
 
 
 def _multiplied(sizes: GpuSizes, fmt: LinearFormat, rows: int) -> GpuCase:
-    in_features, out_features = sizes.in_features, sizes.out_features
+    in_features, out_features, bind = sizes.in_features, sizes.out_features, partial(_bind_linear, sizes, fmt, rows)
     moved = packed_bytes(in_features, out_features, fmt) + rows * (in_features + out_features) * _BF16_BYTES
-    text, operations = f"{fmt} {in_features}x{out_features}, {rows} rows", 2 * rows * in_features * out_features
-    # Of dense layers in fewer bits, with activations in 8, they have none that means the same.
+    text, of_row = f"{fmt} {in_features}x{out_features}, {rows} rows", 2 * in_features * out_features
+    # They have none that means the same in fewer bits.
     work = LinearWork(rows, in_features, out_features) if fmt == "bfloat16" else None
-    return GpuCase("linear", text, partial(_bind_linear, sizes, fmt, rows), moved, operations, NUMBERS[fmt], work)
+    return GpuCase("linear", text, bind, moved, rows * of_row, NUMBERS[fmt], work, -(-rows // 8) * 8 * of_row)
 
 
 def _bind_linear(sizes: GpuSizes, fmt: LinearFormat, rows: int, device: Any) -> Sequence[BoundCall]:

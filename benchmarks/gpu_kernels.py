@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.command import Command, Progress, show, table_of
-from benchmarks.gpu_bounds import CHIPS, GpuChip, chip_named
+from benchmarks.gpu_bounds import CHIPS, GpuChip, Limit, chip_named
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
-from benchmarks.gpu_occupancy import OCCUPANCY_COLUMNS, occupancies
+from benchmarks.gpu_occupancy import BUILT, OCCUPANCY_COLUMNS, issue_times, occupancies
 from benchmarks.gpu_peers import FLUSH_BYTES, WARM_UPS, FlashInferPeer, GpuPeer, TorchPeer
 from fastdeploy_sd.device.cuda.device import CudaDevice
 from fastdeploy_sd.device.cuda.library import usable_library
@@ -36,6 +36,7 @@ class GpuCost:
         tflop_per_s: 0 where bytes are what counts.
         matmul_share: of the rate of PyTorch's largest product, None where there is no PyTorch.
         bound_us, bound_share: the least time on this GPU, and its part of the run; None where its figures are unknown.
+        limit: what bounds it: memory, products or issue.
         others_us: the median run of other projects' kernels, by their name; of those that were asked and have any.
         failures: why one of them did not run, by its name.
     """
@@ -49,6 +50,7 @@ class GpuCost:
     matmul_share: float | None
     bound_us: float | None = None
     bound_share: float | None = None
+    limit: Limit | None = None
     others_us: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
 
@@ -71,6 +73,7 @@ COLUMNS: dict[str, str | Callable[[GpuCost], object]] = {
     "of a matmul": lambda cost: None if cost.matmul_share is None else f"{cost.matmul_share:.0%}",
     "Bound us": lambda cost: None if cost.bound_us is None else f"{cost.bound_us:.1f}",
     "of the bound": lambda cost: None if cost.bound_share is None else f"{cost.bound_share:.0%}",
+    "Bound by": lambda cost: cost.limit,
 }
 PEERS: tuple[GpuPeer, ...] = (TorchPeer(), FlashInferPeer())
 
@@ -82,7 +85,8 @@ def main(argv: Sequence[str]) -> int:
     command.number("--repeats", 20, "runs of every case")
     text = "also the same work by PyTorch and FlashInfer, where they are installed"
     command.add_argument("--peers", action="store_true", help=text)
-    text = "print what every case moves and multiplies, and its bound on several GPUs; needs none"
+    text = "print what every case moves and multiplies, and its bound on several GPUs, that of instructions too where"
+    text += " the kernels are compiled; needs no GPU"
     command.add_argument("--bounds", action="store_true", help=text)
     text = "print how full multiprocessors are of each kernel, as `cuda_build.py --nvcc` compiled it, and what its"
     text += " instructions allow of their rate; needs no GPU"
@@ -150,9 +154,11 @@ def measure_cases(
 ) -> Iterator[GpuCost]:
     """Time every case of these kinds, and the peers' work for each."""
     progress, chip = Progress(len(kinds), "gpu-kernels"), chip_named(timer.device.text)
+    issued = iter(() if chip is None else issue_times(chip, kinds, sizes, timer.device.library.path))
     for kind in kinds:
         for case in gpu_cases([kind], sizes):
-            cost = cost_of(case, timer.seconds(_runs(case.bind(timer.device)), repeats), rates, chip)
+            seconds = timer.seconds(_runs(case.bind(timer.device)), repeats)
+            cost = cost_of(case, seconds, rates, chip, next(issued, None))
             yield _beside(cost, case, peers, repeats)
         progress.advance(kind)
 
@@ -174,9 +180,17 @@ def _beside(cost: GpuCost, case: GpuCase, peers: Sequence[GpuPeer], repeats: int
 
 
 def bounds_of(kinds: Sequence[str], sizes: GpuSizes) -> Iterator[dict[str, Any]]:
-    """Return what every case moves and multiplies, and its bound on every GPU of the table."""
-    for case in gpu_cases(kinds, sizes):
-        bounds = {chip.name: chip.bound(case.num_bytes, case.num_operations, case.numbers) for chip in CHIPS}
+    """Return what every case moves and multiplies, and its bound on every GPU of the table.
+
+    Instructions count where the kernels of this checkout are compiled for the GPU.
+    """
+    issued = {chip.name: issue_times(chip, kinds, sizes) if BUILT.exists() else None for chip in CHIPS}
+    for i, case in enumerate(gpu_cases(kinds, sizes)):
+        bounds = {}
+        for chip in CHIPS:
+            own = issued[chip.name]
+            seconds = None if own is None else own[i]
+            bounds[chip.name] = chip.bound(case.num_bytes, case.num_operations, case.numbers, seconds)
         yield {
             "kind": case.kind,
             "text": case.text,
@@ -188,10 +202,11 @@ def bounds_of(kinds: Sequence[str], sizes: GpuSizes) -> Iterator[dict[str, Any]]
 
 
 def bounds_table(kinds: Sequence[str], sizes: GpuSizes) -> str:
-    """Return the bounds as Markdown; a bound of products, not of memory, has a star."""
+    """Return the bounds as Markdown; a bound of products, not of memory, has a star, one of instructions a plus."""
+    marks = {"memory": "", "products": "*", "issue": "+"}
 
     def bound_on(name: str) -> Callable[[dict[str, Any]], str]:
-        return lambda row: f"{row['bounds'][name]['us']:.1f}" + "*" * (row["bounds"][name]["limit"] == "products")
+        return lambda row: f"{row['bounds'][name]['us']:.1f}{marks[row['bounds'][name]['limit']]}"
 
     columns: dict[str, str | Callable[[dict[str, Any]], object]] = {
         "Op": "{0[kind]}",
@@ -211,16 +226,18 @@ def _runs(calls: Sequence[BoundCall]) -> Callable[[], None]:
     return run
 
 
-def cost_of(case: GpuCase, seconds: float, rates: GpuRates, chip: GpuChip | None = None) -> GpuCost:
-    """Return what a case costs that takes so long."""
+def cost_of(
+    case: GpuCase, seconds: float, rates: GpuRates, chip: GpuChip | None = None, issued: float | None = None
+) -> GpuCost:
+    """Return what a case costs that takes so long; `issued`: as for GpuChip.bound."""
     gb_per_s, tflop_per_s = case.num_bytes / seconds / 1e9, case.num_operations / seconds / 1e12
     peak = rates.matmul_tflop_per_s if case.num_operations > 0 else None
     share = None if peak is None else tflop_per_s / peak
     cost = GpuCost(case.kind, case.text, seconds * 1e6, gb_per_s, gb_per_s / rates.copy_gb_per_s, tflop_per_s, share)
     if chip is None:
         return cost
-    bound_s, _ = chip.bound(case.num_bytes, case.num_operations, case.numbers)
-    return replace(cost, bound_us=bound_s * 1e6, bound_share=bound_s / seconds)
+    bound_s, limit = chip.bound(case.num_bytes, case.num_operations, case.numbers, issued)
+    return replace(cost, bound_us=bound_s * 1e6, bound_share=bound_s / seconds, limit=limit)
 
 
 class Timer:

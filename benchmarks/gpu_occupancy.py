@@ -8,12 +8,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.gpu_bounds import CHIPS, GpuChip
-from benchmarks.gpu_cases import WANTED_SIZES, GpuSizes, gpu_cases
+from benchmarks.gpu_cases import WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from custom_ops import build, cuda_build, cuda_report, cuda_tiles
 from custom_ops.cuda_report import KernelUse
 from custom_ops.cuda_tiles import Tile
@@ -22,6 +23,7 @@ from fastdeploy_sd.device.cuda.library import load
 from fastdeploy_sd.errors import ConfigError
 
 _log = logging.getLogger(__name__)
+BUILT = cuda_build.BUILD / "cuda" / cuda_build.LIBRARY
 
 # Blocks of a kernel are alike however many there are, so fewer requests need less of the host's memory.
 SIZES = replace(
@@ -88,9 +90,9 @@ def occupancies(kinds: Sequence[str], sizes: GpuSizes = SIZES) -> Iterator[Occup
 def _on(
     chip: GpuChip, uses: Mapping[str, KernelUse], device: CudaDevice, kinds: Sequence[str], sizes: GpuSizes
 ) -> Iterator[Occupancy]:
-    number = int(chip.architecture.rstrip("a"))
-    launched = dict.fromkeys((kind, *launch) for kind in kinds for launch in launches(device, number, kind, sizes))
-    tiles = _tiles(chip.architecture, frozenset(_canonical(kernel) for *_, kernel in launched))
+    cases = gpu_cases(kinds, sizes)
+    launched = dict.fromkeys((case.kind, *launch) for case in cases for launch in launches(device, chip, case))
+    tiles = _tiles(BUILT, chip.architecture, frozenset(_canonical(kernel) for *_, kernel in launched))
     for kind, threads, dynamic_bytes, kernel in launched:
         use, tile = uses.get(_canonical(kernel)), tiles.get(_canonical(kernel))
         if use is None:
@@ -101,10 +103,34 @@ def _on(
         yield Occupancy(kind, kernel, chip.name, use.registers, threads, shared_bytes, share, tile, issue_share)
 
 
+def issue_times(
+    chip: GpuChip, kinds: Sequence[str], sizes: GpuSizes = WANTED_SIZES, library: pathlib.Path = BUILT
+) -> Sequence[float | None]:
+    """Return the least seconds of each case that instructions of a compiled library allow on a GPU.
+
+    None where they are not known: without cuobjdump, or code for this GPU, of all cases.
+    """
+    cases = list(gpu_cases(kinds, sizes))
+    try:
+        cuda_build.find_tool("cuobjdump")
+        device = CudaDevice(load(cuda_build.build_emulated()))
+    except build.BuildError as error:
+        _log.warning("no bounds of instructions: %s", error)
+        return [None] * len(cases)
+    few = replace(sizes, requests=min(sizes.requests, 4), attention_requests=min(sizes.attention_requests, 2))
+    kernels = [[_canonical(kernel) for *_, kernel in launches(device, chip, case)] for case in gpu_cases(kinds, few)]
+    tiles = _tiles(library, chip.architecture, frozenset(name for own in kernels for name in own))
+    return [
+        chip.issue_seconds(
+            case.num_bytes, case.num_issued or case.num_operations, [tiles[name] for name in own if name in tiles]
+        )
+        for case, own in zip(cases, kernels, strict=True)
+    ]
+
+
 @functools.cache
-def _tiles(architecture: str, wanted: frozenset[str]) -> Mapping[str, Tile]:
-    """By canonical names; empty where there is no cuobjdump."""
-    library = cuda_build.BUILD / "cuda" / cuda_build.LIBRARY
+def _tiles(library: pathlib.Path, architecture: str, wanted: frozenset[str]) -> Mapping[str, Tile]:
+    """By canonical names; empty where there is no cuobjdump, or no code for the architecture."""
     try:
         found = cuda_tiles.tiles(library, f"sm_{architecture}", lambda kernel: _canonical(kernel) in wanted)
     except build.BuildError as error:
@@ -113,17 +139,16 @@ def _tiles(architecture: str, wanted: frozenset[str]) -> Mapping[str, Tile]:
     return {_canonical(kernel): tile for kernel, tile in found.items()}
 
 
-def launches(device: CudaDevice, architecture: int, kind: str, sizes: GpuSizes) -> list[tuple[int, int, str]]:
+def launches(device: CudaDevice, chip: GpuChip, case: GpuCase) -> list[tuple[int, int, str]]:
     """Return threads, bytes of dynamic shared memory and kernel of what an emulated chip would launch."""
     functions = device.library.functions
     functions.fdsd_cuda_noted_launches.restype = ctypes.c_char_p
-    functions.fdsd_cuda_set_architecture(architecture)
+    functions.fdsd_cuda_set_architecture(int(chip.architecture.rstrip("a")))
     functions.fdsd_cuda_note_launches(1)
     try:
-        for case in gpu_cases([kind], sizes):
-            for call in case.bind(device):
-                call.run()
-            device.wait()
+        for call in case.bind(device):
+            call.run()
+        device.wait()
         text: bytes = functions.fdsd_cuda_noted_launches()
     finally:
         functions.fdsd_cuda_note_launches(0)

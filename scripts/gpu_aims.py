@@ -43,7 +43,7 @@ def summary(checks: Findings) -> Iterator[str]:
     """Say of every kernel what it took, and its bound, and of every aim that it is missed."""
     for cost in _figures(checks, "kernel times").get("costs", []):
         if cost["bound_us"] is not None:
-            took = f"{cost['us']:.1f} us, bound {cost['bound_us']:.1f} us, {cost['bound_share']:.0%}"
+            took = f"{cost['us']:.1f} us, bound {cost['bound_us']:.1f} us by {cost['limit']}, {cost['bound_share']:.0%}"
             yield f"{cost['kind']}, {cost['text']}: {took}"
     for aim in aims(checks):
         if aim["met"] is False:

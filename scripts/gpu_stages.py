@@ -118,7 +118,7 @@ def _answers(scale: Scale) -> Sequence[Check]:
 
 def _kernels() -> Sequence[Check]:
     times = (sys.executable, "-m", "benchmarks", "gpu-kernels", "--json")
-    return Check(3, "kernel times", 200, times), Check(5, "other kernels", 300, (*times, "--peers"))
+    return Check(3, "kernel times", 300, times), Check(5, "other kernels", 390, (*times, "--peers"))
 
 
 def _engine(scale: Scale) -> Sequence[Check]:

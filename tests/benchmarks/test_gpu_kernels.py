@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import pathlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +14,9 @@ from benchmarks.__main__ import main
 from benchmarks.gpu_bounds import CHIPS, chip_named
 from benchmarks.gpu_cases import KINDS, WANTED_SIZES, GpuCase, GpuSizes, gpu_cases
 from benchmarks.gpu_kernels import PEERS, GpuRates, Timer, cost_of, measure_cases, measure_rates
-from benchmarks.gpu_occupancy import launches, occupancies
+from benchmarks.gpu_occupancy import issue_times, launches, occupancies
 from benchmarks.gpu_peers import AttentionWork, GpuPeer, LinearWork, SamplingWork, Work
-from custom_ops import cuda_report, cuda_tiles
+from custom_ops import cuda_build, cuda_report, cuda_tiles
 from custom_ops.cuda_report import KernelUse
 from custom_ops.cuda_tiles import Tile
 from fastdeploy_sd.errors import ConfigError
@@ -100,7 +102,9 @@ def test_occupancy_is_of_compiled_registers_and_launched_threads_and_memory(monk
     device, uses = emulated().device, list[KernelUse]()
     monkeypatch.setattr(cuda_report, "report", lambda: uses)
     num_launches = emulated().num_launches()
-    launched = [launch for kind in KINDS for launch in launches(device, 90, kind, SIZES)]
+    h100 = chip_named("H100")
+    assert h100 is not None
+    launched = [launch for case in gpu_cases(tuple(KINDS), SIZES) for launch in launches(device, h100, case)]
     assert emulated().num_launches() == num_launches
     uses += [KernelUse("sm_90a", kernel.replace(" ", "  "), 64, 0, 1024) for _, _, kernel in launched]
     tile = Tile(100, 32_768, 512, "bfloat16")
@@ -110,8 +114,6 @@ def test_occupancy_is_of_compiled_registers_and_launched_threads_and_memory(monk
     assert {one.gpu for one in found} == {"H100", "H200"}
     assert {(one.threads, one.shared_bytes - 1024, one.kernel) for one in found} == set(launched)
     assert {one.kind for one in found} == set(KINDS)
-    h100 = chip_named("H100")
-    assert h100 is not None
     assert all(one.share == h100.occupancy(64, one.shared_bytes, one.threads) for one in found)
     assert any(threads > 0 and dynamic_bytes > 0 for threads, dynamic_bytes, _ in launched)
     del uses[1:]
@@ -129,6 +131,35 @@ def test_instructions_allow_a_part_of_the_rate_of_products_or_of_memory() -> Non
     assert h100.issue_share(Tile(512, 524_288, 64, "fp8")) == pytest.approx(issued * 1024 / 1979e12)
     assert h100.issue_share(Tile(64, 0, 512)) == pytest.approx(issued * 8 / 3352e9)
     assert old.issue_share(Tile(512, 524_288, 0, "fp8")) == old.issue_share(Tile(512, 524_288, 0, "bfloat16"))
+
+
+def test_instructions_bound_a_case_where_they_take_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as the kernel that needs the fewest has for its operations, without any for its bytes."""
+    h100 = chip_named("H100")
+    assert h100 is not None
+    issued, tiles = 4 * 132 * 1.83e9, [Tile(512, 524_288, 64), Tile(512, 262_144, 999), Tile(64, 0, 512)]
+    assert h100.issue_seconds(1, 1 << 40, tiles) == pytest.approx((1 << 40) / 1024 / issued)
+    assert h100.issue_seconds(1 << 30, 0, tiles[::2]) == pytest.approx((1 << 30) / 8 / issued)
+    assert h100.issue_seconds(1, 1, tiles[2:]) is None
+    assert h100.bound(3352, 989_000, "bfloat16", 5.0) == (5.0, "issue")
+    assert h100.bound(3352, 989_000_000, "bfloat16", 1e-9)[1] == "products"
+
+    wanted = list[str]()
+
+    def found(library: pathlib.Path, name: str, is_wanted: Callable[[str], bool]) -> dict[str, Tile]:
+        assert (library.name, name) == ("here.so", "sm_90a")
+        names = [kernel for case in cases for *_, kernel in launches(emulated().device, h100, case)]
+        wanted.extend(name for name in names if is_wanted(name))
+        return {name: Tile(1000, 1024, 64, "bfloat16") for name in wanted if "Rows" in name or "Sample" in name}
+
+    cases = list(gpu_cases(("linear", "sampling"), SIZES))
+    monkeypatch.setattr(cuda_build, "find_tool", str)
+    monkeypatch.setattr(cuda_tiles, "tiles", found)
+    times = issue_times(h100, ("linear", "sampling"), SIZES, pathlib.Path("here.so"))
+    for case, seconds in zip(cases, times, strict=True):
+        work = case.num_bytes / 64 if case.kind == "sampling" else case.num_issued / 1024
+        assert seconds == pytest.approx(work * 1000 / issued), case.text
+    assert {case.num_issued / case.num_operations for case in cases if case.text.endswith(" 1 rows")} == {8}
 
 
 def test_bounds_are_printed_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

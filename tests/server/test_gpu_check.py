@@ -312,7 +312,7 @@ def test_what_is_aimed_at_is_beside_what_was_found() -> None:
     ]  # fmt: skip
     assert {aim["met"] for aim in gpu_aims.aims({})} == {None}
     said = list(gpu_aims.summary(stages))
-    assert said[0] == "attention, 64 requests x 8 rows, context 4096, 64:8 heads: 90.0 us, bound 58.5 us, 65%"
+    assert said[0] == "attention, 64 requests x 8 rows, context 4096, 64:8 heads: 90.0 us, bound 58.5 us by issue, 65%"
     assert "missed: linear: of its bound, the case that is farthest from it: >= 0.6, got 0.59" in said
     assert len(said) == len(timed) - 1 + sum(aim["met"] is False for aim in found)
     assert set(gpu_aims._SHOWN) <= {check.name for check in gpu_stages.checks()}
@@ -320,7 +320,7 @@ def test_what_is_aimed_at_is_beside_what_was_found() -> None:
 
 def cost(kind: str, text: str, us: float, copy_share: float, bound_share: float | None = None) -> dict[str, Any]:
     bound_us = None if bound_share is None else us * bound_share
-    shares = {"copy_share": copy_share, "bound_share": bound_share, "bound_us": bound_us}
+    shares = {"copy_share": copy_share, "bound_share": bound_share, "bound_us": bound_us, "limit": "issue"}
     return {"kind": kind, "text": text, "us": us, **shares}
 
 

@@ -167,9 +167,15 @@ def include_flags() -> list[str]:
 
 
 def build_cuda(
-    folder: pathlib.Path = BUILD / "cuda", architectures: Sequence[str] = ARCHITECTURES, say: build.Say = str
+    folder: pathlib.Path = BUILD / "cuda",
+    architectures: Sequence[str] = ARCHITECTURES,
+    say: build.Say = str,
+    more: Sequence[tuple[str, str]] = (),
 ) -> pathlib.Path:
     """Compile what is out of date with nvcc and return the library. The output of ptxas is kept next to each object.
+
+    Args:
+        more: further architectures of single files, by the file's name.
 
     Raises:
         BuildError: no nvcc, or a compile error.
@@ -179,15 +185,23 @@ def build_cuda(
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _write_generated(folder, architectures)
-        return _build_cuda(nvcc, folder, architectures, say)
+        return _build_cuda(nvcc, folder, _cuda_units(folder, architectures, more), say)
 
 
-def _build_cuda(nvcc: str, folder: pathlib.Path, architectures: Sequence[str], say: build.Say) -> pathlib.Path:
-    targets = [flag for arch in architectures for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
-    flags = (*_NVCC_FLAGS, *targets, *(f"-I{path}" for path in (*_INCLUDES, folder)))
-    units = [build.Unit(path, folder / f"{path.stem}.o", flags) for path in kernel_sources()]
-    units += [build.Unit(path, folder / f"{path.stem}_host.o", flags) for path in _HOST_SOURCES]
-    record, text = folder / "flags", repr((nvcc, flags))
+def _cuda_units(
+    folder: pathlib.Path, architectures: Sequence[str], more: Sequence[tuple[str, str]]
+) -> list[build.Unit]:
+    def unit(path: pathlib.Path, end: str) -> build.Unit:
+        names = [*architectures, *(arch for name, arch in more if name == path.name)]
+        targets = [flag for arch in names for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+        includes = [f"-I{include}" for include in (*_INCLUDES, folder)]
+        return build.Unit(path, folder / f"{path.stem}{end}", (*_NVCC_FLAGS, *targets, *includes))
+
+    return [*(unit(path, ".o") for path in kernel_sources()), *(unit(path, "_host.o") for path in _HOST_SOURCES)]
+
+
+def _build_cuda(nvcc: str, folder: pathlib.Path, units: Sequence[build.Unit], say: build.Say) -> pathlib.Path:
+    record, text = folder / "flags", repr((nvcc, [unit.flags for unit in units]))
     has_other_flags = record.exists() and record.read_text() != text
     stale = [unit for unit in units if has_other_flags or not build.is_current(unit)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -10,8 +11,10 @@ import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
+from httpx._transports import default as httpx_transports
 
 from fastdeploy_sd.device import library
 from fastdeploy_sd.worker.autotune import speed_limits
@@ -34,6 +37,14 @@ GOLDEN_DIR = Path(__file__).resolve().parent / "golden"
 def golden_dir() -> Path:
     """Folder of the tiny checkpoints, one per architecture, in Hugging Face layout."""
     return GOLDEN_DIR
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_ssl_context() -> Iterator[None]:
+    """For each request httpx would read the system's certificates: nine tenths of what one to a test's server costs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx_transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

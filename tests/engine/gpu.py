@@ -28,7 +28,7 @@ from tests.ops.cuda_device import EMULATED, library_path, require
 
 _PROMPT_LEN, _OUTPUT_LEN, _NUM_REQUESTS = 30, 6, 12
 # Of the golden models, as every step of the emulated kernels takes as long as there are weights.
-_NUM_LAYERS, _NUM_TOKENS = 2, 1024
+_NUM_LAYERS, NUM_TOKENS = 2, 1024
 # Steps of few tokens: prompts are computed in parts, with requests that decode.
 BATCH = EngineVariant("batch 4", 4, 24, long_prefill_token_threshold=10, arrivals_per_step=2, num_blocks=24)
 # Blocks for four prompts, which begin alike, and for one of them to go on: some are preempted.
@@ -87,7 +87,7 @@ def small_model(folder: pathlib.Path, name: str) -> pathlib.Path:
     """A golden model cut short; `folder` is made."""
     rewrite.write_folder(folder, name)
     rewrite.write_file(folder / "model.safetensors", rewrite.read(name))
-    return rewrite.cut(folder, _NUM_LAYERS, _NUM_TOKENS)
+    return rewrite.cut(folder, _NUM_LAYERS, NUM_TOKENS)
 
 
 @functools.cache
@@ -98,7 +98,7 @@ def _tiny_model() -> pathlib.Path:
 def model_with_layers(folder: pathlib.Path, name: str = "qwen3-tiny", num_layers: int = 1) -> pathlib.Path:
     """The same with draft layers; the target of the default one is that of tiny_config."""
     layout = layout_of(name)
-    return rewrite.cut(make_model(folder, name, layout, num_layers).path, _NUM_LAYERS, _NUM_TOKENS)
+    return rewrite.cut(make_model(folder, name, layout, num_layers).path, _NUM_LAYERS, NUM_TOKENS)
 
 
 def tiny_config(path: pathlib.Path | None = None) -> Config:
@@ -116,7 +116,7 @@ def short_requests() -> Sequence[Request]:
     """One for every kind of sampling, one of them with a grammar; some of their prompts begin alike."""
     requests = [
         replace(r, prompt_token_ids=np.ascontiguousarray(r.prompt_token_ids[-_PROMPT_LEN:]), max_tokens=_OUTPUT_LEN)
-        for r in make_requests(seed=3, count=_NUM_REQUESTS, vocab_size=_NUM_TOKENS)
+        for r in make_requests(seed=3, count=_NUM_REQUESTS, vocab_size=NUM_TOKENS)
     ]
     begin = requests[0].prompt_token_ids[: TIGHT.block_size]
     for i in range(1, 4):

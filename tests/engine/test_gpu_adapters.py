@@ -15,7 +15,7 @@ from fastdeploy_sd.types import Adapter
 from tests.engine.gpu import BATCH, short_requests, tiny_config
 from tests.models.peft_adapters import ALL, ATTENTION, write_adapter
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chip")]
 
 
 def test_answers_depend_on_nothing_but_the_request_and_its_adapter(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import FailingOnce, in_order, is_plain
 from tests.models.eagle_heads import HEADS, EagleHead
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chip")]
 
 NUM_DRAFTS = 3
 [MTP] = standard_methods(["mtp"], [NUM_DRAFTS])

@@ -26,7 +26,7 @@ from tests.engine.gpu import BATCH, model_with_layers, short_requests, tiny_conf
 from tests.engine.test_failing_rows import runner_of
 from tests.engine.test_gpu import in_order
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chip")]
 
 
 @dataclass

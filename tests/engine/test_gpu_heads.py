@@ -19,7 +19,7 @@ from tests.models.dflash_heads import DFLASH, DFlashHead
 from tests.models.eagle_heads import HEADS, EagleHead
 from tests.models.head_models import HeadReference
 
-pytestmark = [pytest.mark.long, pytest.mark.usefixtures("kind")]
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("small_chip")]
 
 TWO_LAYERS = {**DFLASH["dflash of speculators"].config, "aux_hidden_state_layer_ids": [0, 1]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import resource
@@ -102,13 +103,20 @@ def test_a_body_that_drips_is_408(impatient: Server) -> None:
 def test_a_body_that_takes_long_but_comes_steadily_is_read(impatient: Server) -> None:
     """Three times the timeout, at many times the least rate."""
     pieces = [b" " * 5_000] * 15 + [BODY]
-    with connect(impatient) as connection:
-        head = f"Content-Length: {sum(map(len, pieces))}\r\nConnection: close\r\n\r\n"
-        connection.sendall(POST + head.encode())
-        for piece in pieces:
-            connection.sendall(piece)
-            time.sleep(0.3)
-        assert read_all(connection).startswith(b"HTTP/1.1 200 ")
+    answer, longest_pause_s, end = b"", WAIT_S, time.monotonic() + WAIT_S
+    # Once more where this process had to wait for a processor for longer than a client may.
+    while not answer.startswith(b"HTTP/1.1 200 ") and longest_pause_s > 1 and time.monotonic() < end:
+        with connect(impatient) as connection:
+            head = f"Content-Length: {sum(map(len, pieces))}\r\nConnection: close\r\n\r\n"
+            times = [time.monotonic()]
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(POST + head.encode())
+                for piece in pieces:
+                    connection.sendall(piece)
+                    times.append(time.monotonic())
+                    time.sleep(0.3)
+            answer, longest_pause_s = read_all(connection), max(b - a for a, b in itertools.pairwise(times))
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize("size", [b"fffffffffffffffff", b"1000000000000000"])

@@ -37,7 +37,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_engine_that_hangs_ends_its_requests_and_the_server(golden_dir: Path, workers: int) -> None:
-    with serving(golden_dir, timeout_engine=1, workers=workers) as server:
+    with serving(golden_dir, timeout_engine=2, workers=workers) as server:
         if workers > 1:
             server.wait_for_workers(workers)
         stream = Stream(server.url, max_tokens=4000)

@@ -134,13 +134,14 @@ def test_a_command_that_does_not_come_is_named(options: dict[str, Any]) -> None:
         error = second.wait_ended()
         assert isinstance(error, Unavailable)
         assert error.message == f"host 127.0.0.1, port {options['node_port'] + 2} did not share its experts within 1 s"
+    options = options | {"timeout_nodes": 5}  # for a busy machine to begin both
     with command(options, 0) as first:
         with command(options, 1) as second:
             assert_shares(first, second)
         error = first.wait_ended()
         assert isinstance(error, Unavailable)
         port = options["node_port"] + 2
-        assert error.message == f"host 127.0.0.2, port {port} did not come back to share its experts within 1 s"
+        assert error.message == f"host 127.0.0.2, port {port} did not come back to share its experts within 5 s"
 
 
 def test_messages_survive_the_wire() -> None:

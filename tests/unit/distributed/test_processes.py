@@ -129,7 +129,7 @@ def test_a_rank_that_fails_an_attempt_goes_on() -> None:
 
 
 def test_a_stopped_rank_is_killed_and_named(caplog: pytest.LogCaptureFixture) -> None:
-    with started(4, timeout_s=0.5) as (engine, _, _):
+    with started(4, timeout_s=1.5) as (engine, _, _):
         engine.submit(toy_request("stop", [5, 6]))
         with pytest.raises(InternalError, match=r"rank 1 has got nowhere for \d+ s"):
             engine.step()
@@ -153,12 +153,12 @@ def test_a_rank_is_not_killed_while_another_engine_is_waited_for() -> None:
         def abort(self) -> None:
             """Nothing waits."""
 
-    with started(timeout_s=0.5) as (engine, executor, _):
+    with started(timeout_s=1.0) as (engine, executor, _):
         executor._others.share_experts(experts := Experts())  # type: ignore[arg-type]
         engine.submit(toy_request("stop", [5, 6]))
         with ThreadPoolExecutor(1) as pool:
             step = pool.submit(engine.step)
-            time.sleep(2)
+            time.sleep(3)
             assert not step.done()
             experts.pairs = [(0, 1), (3, 1)]  # the other engine waits for this one
             with pytest.raises(InternalError, match=r"rank 1 has got nowhere for \d+ s"):

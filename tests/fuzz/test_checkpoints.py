@@ -8,7 +8,7 @@ from tests.fuzz.checkpoints import Worker, run_starts
 
 pytestmark = pytest.mark.slow
 
-COUNT = 40
+COUNT = 28
 
 
 def test_a_damaged_checkpoint_is_served_or_refused_in_one_line() -> None:

@@ -6,11 +6,13 @@ Real servers, a real Redis; every stream is compared with that of an instance on
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.doubles.redis_server import PASSWORD, RedisServer
+from tests.doubles.redis_server import PASSWORD, RedisServer, running_redis
 from tests.server.redis_deployment import (
     CLUSTER,
     ENGINE,
@@ -21,6 +23,7 @@ from tests.server.redis_deployment import (
     TOPIC,
     Deployment,
     counted,
+    deployed,
     num_running,
     signal_all,
     streams,
@@ -184,9 +187,19 @@ def test_a_client_that_leaves_ends_its_request_wherever_it_runs(pair: list[Serve
     until(lambda: num_running(a) == num_running(b) == 0)
 
 
-def test_stop_strings_end_requests_elsewhere(deployment: Deployment, want: str) -> None:
-    a, b = deployment.start(max_num_seqs=1), deployment.start(max_num_seqs=1)
-    deployment.wait_for_instances(2)
+@pytest.fixture(scope="module")
+def narrow(golden_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Server]]:
+    """Two servers that run one request each, and queue another."""
+    folder = tmp_path_factory.mktemp("narrow")
+    with running_redis(folder) as redis, deployed(golden_dir, folder, redis) as deployment:
+        servers = [deployment.start(max_num_seqs=1, max_num_queued_requests=1) for _ in range(2)]
+        deployment.wait_for_instances(2)
+        yield servers
+        deployment.stop()
+
+
+def test_stop_strings_end_requests_elsewhere(narrow: list[Server], want: str) -> None:
+    a, b = narrow
     (busy,) = streams(a, 1, 4000)
     stop = want[40:50]
     answer = complete(a.url, max_tokens=4000, stop=[stop]).json()["choices"][0]
@@ -194,20 +207,16 @@ def test_stop_strings_end_requests_elsewhere(deployment: Deployment, want: str) 
     assert answer["text"] == want[: want.index(stop)]
     busy.close()
     until(lambda: num_running(a) == num_running(b) == 0)
-    deployment.stop()
 
 
-def test_when_all_are_full_clients_are_told_when_to_come_back(deployment: Deployment) -> None:
-    a = deployment.start(max_num_seqs=1, max_num_queued_requests=1)
-    b = deployment.start(max_num_seqs=1, max_num_queued_requests=1)
-    deployment.wait_for_instances(2)
+def test_when_all_are_full_clients_are_told_when_to_come_back(narrow: list[Server]) -> None:
+    a, b = narrow
     with ThreadPoolExecutor() as pool:
         answers = [job.result() for job in [pool.submit(complete, a.url, max_tokens=200) for _ in range(8)]]
     assert {answer.status_code for answer in answers} == {200, 429}
     assert {answer.headers["Retry-After"] for answer in answers if answer.status_code == 429} == {"1"}
     assert len({answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200}) == 1
     until(lambda: num_running(a) == num_running(b) == 0)
-    deployment.stop()
 
 
 def test_a_request_that_gets_no_token_for_too_long_ends(deployment: Deployment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,17 @@ from tests.server.node_process import IPS, SECRET
 from tests.server.outcomes import outcome
 from tests.server.router_process import wait_until
 from tests.server.split_deployment import ModelServer
+from tests.server.test_data_parallel import check, post
 
 pytestmark = pytest.mark.slow
 
 BODY: dict[str, Any] = {"prompt": [5, 6], "seed": 1, "logprobs": 2, "max_tokens": 500}
+
+
+def rows(server: ModelServer) -> list[Any]:
+    """Rows of each expert, as a server tells them."""
+    found: list[Any] = post(server.url, "/get_per_expert_tokens_stats").json()["data"][0]
+    return found
 
 
 def test_streams_wait_for_a_host_that_is_lost(golden_dir: Path, tmp_path: Path) -> None:
@@ -31,6 +39,8 @@ def test_streams_wait_for_a_host_that_is_lost(golden_dir: Path, tmp_path: Path) 
         "node_port": free_port(),
         "pd_secret": SECRET,
         "timeout_engine": 2.0,
+        "enable_eplb": True,
+        "eplb_config": json.dumps({"redundant_experts_num": 2, "redundant_expert_dump_workload_interval": 3600}),
     }
     model = golden_dir / "qwen3_moe-tiny"
 
@@ -40,6 +50,10 @@ def test_streams_wait_for_a_host_that_is_lost(golden_dir: Path, tmp_path: Path) 
     with host(0) as first, host(1) as second, ThreadPoolExecutor(1) as pool:
         expected = outcome(second.url, "/v1/completions", BODY)
         assert outcome(first.url, "/v1/completions", BODY | {"speculation": {"enabled": False}}) == expected
+        wait_until(lambda: rows(first) == rows(second) != [])
+        assert check(second.url)["data"] == check(first.url)["data"]
+        refused = post(second.url, "/rearrange_experts")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_planner")
         running = pool.submit(outcome, first.url, "/v1/completions", BODY)
         wait_until(lambda: first.load()["num_requests_running"])
         os.kill(second.process.pid, signal.SIGKILL)

@@ -75,7 +75,7 @@ def measure(
     """Measure a step of so many rows with each number of adapters."""
     shard = DecoderShard(config)
     linears = [linear for i in range(config.num_layers) for linear in adapted_linears(config, shard, i).values()]
-    shapes = [(linear.in_features, sum(linear.parts.values())) for linear in linears]
+    shapes = [(linear.in_features, sum(linear.num_rows)) for linear in linears]
     progress = Progress(len(set(shapes)) + 1, "adapters")
     base = {}
     for shape in dict.fromkeys(shapes):
@@ -120,7 +120,7 @@ class _Calls:
         # A step's rows are in a cache, unlike its matrices: all layers have the same.
         rows_of = functools.cache(functools.partial(_ones, num_rows))
         for linear in linears:
-            num_parts, ends = len(linear.parts), np.cumsum(list(linear.parts.values())).astype(np.int32)
+            num_parts, ends = len(linear.num_rows), np.cumsum(linear.num_rows).astype(np.int32)
             u = np.zeros((num_rows, num_parts * rank), np.float32)
             shared = {"slots": self._slots, "ranks": np.full((num_slots, num_parts), rank, np.int32), "u": u}
             shrink = {

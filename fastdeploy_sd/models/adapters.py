@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.device.device import constant, device
 from fastdeploy_sd.errors import CheckpointError, suggest
-from fastdeploy_sd.models.adapted_linears import AdaptedLinear
+from fastdeploy_sd.models.adapted_linears import UNCHANGED, AdaptedLinear
 from fastdeploy_sd.models.weights.peft import PeftAdapter
 from fastdeploy_sd.ops.adapter_slots import AdapterSlots
 from fastdeploy_sd.ops.bf16 import narrow, storage, widen
@@ -57,7 +57,7 @@ class Adapters:
 
     def add(self, linear: AdaptedLinear) -> AdapterSlots[Tensor]:
         """Allocate the slots of a layer; raises MemoryError, OSError: the device has not that much."""
-        num_parts, num_rows = len(linear.parts), [len(rows) for rows in linear.rows]
+        num_parts, num_rows = len(linear.num_rows), linear.num_rows
         slots = AdapterSlots(
             a=device().zeros((self.num_slots, num_parts * self.max_rank, len(linear.inputs)), self._dtype),
             b=device().zeros((self.num_slots, self.max_rank, sum(num_rows)), self._dtype),
@@ -66,7 +66,7 @@ class Adapters:
             part_ends=constant(np.cumsum(num_rows).astype(np.int32)),
         )
         self._linears.append((linear, slots))
-        self._shapes |= linear.modules
+        self._shapes |= linear.shapes
         self.num_bytes += linear.num_bytes(self.num_slots, self.max_rank, self._dtype.itemsize)
         return slots
 
@@ -98,7 +98,7 @@ class Adapters:
     def clear(self, slot: int) -> None:
         """Empty a slot: rows in it are computed as without an adapter."""
         for linear, slots in self._linears:
-            _write(slots.ranks, slot, np.zeros(len(linear.parts), np.int32))
+            _write(slots.ranks, slot, np.zeros(len(linear.num_rows), np.int32))
 
     def _open(self, folder: Path) -> PeftAdapter:
         adapter = PeftAdapter(folder)
@@ -111,6 +111,9 @@ class Adapters:
 
     def _verify_modules(self, adapter: PeftAdapter) -> None:
         for module, (rank, shape) in adapter.modules.items():
+            for name, reason in UNCHANGED.items():
+                if name in f"{module}.":
+                    raise CheckpointError(f"{adapter.path}: {module}: expected no adapter of it, as {reason}")
             if module not in self._shapes:
                 known = sorted({name.split(".", 2)[2] for name in self._shapes})
                 raise CheckpointError(
@@ -126,24 +129,27 @@ class Adapters:
                 )
         for linear, _ in self._linears:
             found = [name for name in linear.modules if name in adapter.modules]
-            if len(found) > 1 and f"{linear.place}.{linear.fused}" in found:
-                raise CheckpointError(f"{adapter.path}: expected {linear.fused} or its parts, got {', '.join(found)}")
+            changed = [part for name in found for part in linear.modules[name].parts]
+            if len(changed) > len(set(changed)):
+                fused = max(found, key=lambda name: len(linear.modules[name].parts)).rpartition(".")[2]
+                raise CheckpointError(f"{adapter.path}: expected {fused} or its parts, got {', '.join(found)}")
 
     def _read(self, linear: AdaptedLinear, adapter: PeftAdapter) -> _Layer:
-        num_parts = len(linear.parts)
+        num_parts = len(linear.num_rows)
         found = {name: adapter.matrices(name) for name in linear.modules if name in adapter.modules}
         ranks, scales = np.zeros(num_parts, np.int32), np.zeros(num_parts, np.float32)
         if not found:
             return _Layer(ranks, scales)
         a: F32 = np.zeros((num_parts, self.max_rank, len(linear.inputs)), np.float32)
-        ends = np.cumsum([len(rows) for rows in linear.rows])
+        ends = np.cumsum(linear.num_rows)
         b: F32 = np.zeros((self.max_rank, ends[-1]), np.float32)
         for module, matrices in found.items():
             rank = len(matrices.a)
-            for part, rows in linear.rows_within(module).items():
+            for part, rows in linear.modules[module].parts.items():
                 ranks[part], scales[part] = rank, matrices.scale
                 a[part, :rank] = matrices.a[:, linear.inputs.start : linear.inputs.stop]
-                b[:rank, ends[part] - len(rows) : ends[part]] = matrices.b[rows.start : rows.stop].T
+                own = np.concatenate([matrices.b[part_rows.start : part_rows.stop] for part_rows in rows])
+                b[:rank, ends[part] - len(own) : ends[part]] = own.T
         return _Layer(ranks, scales, narrow(a.reshape(-1, a.shape[2]), self._dtype), narrow(b, self._dtype))
 
 

@@ -21,6 +21,7 @@ from fastdeploy_sd.models.layers.decoder_layer import DecoderLayer, InputNorm, R
 from fastdeploy_sd.models.layers.delta_net import GatedDeltaNet
 from fastdeploy_sd.models.layers.latent_attention import LatentAttention
 from fastdeploy_sd.models.layers.linear import (
+    AdaptedLayer,
     ExpertGroup,
     ExpertMemory,
     GatheredLinear,
@@ -97,24 +98,27 @@ class LayerBuilder:
 
     def _attention(self, weights: LayerWeights, i: int) -> TokenMixer:
         config, eps = self._config.layers[i].attention, self._config.norm_eps
-        output = self._summed(weights.output(i), self._shard.attention(config), self._adapters_of(i, "output"))
+        own = self._shard.attention(config)
+        output = self._summed(weights.output(i), own, self._adapters_of(i, "output"))
         if isinstance(config, GatedDeltaConfig):
-            return self._delta_net(weights.delta_net(i), config, output)
+            return self._delta_net(weights.delta_net(i), config, output, i)
         if isinstance(config, LatentAttentionConfig):
-            return self._latent_attention(weights.latent(i), config, output)
+            return self._latent_attention(weights.latent(i), config, output, i)
         norms, gate = weights.qk_norms(i), weights.output_gate(i)
         qk_norm = None if norms is None else QkNorm(constant(norms[0]), constant(norms[1]), eps)
         qkv = self._outputs(weights.qkv(i), self._shard.qkv(config), self._adapters_of(i, "qkv"))
-        own_gate = None if gate is None else self._outputs((gate, None), [self._shard.attention(config).inputs])
+        own_gate = None
+        if gate is not None:
+            own_gate = self._outputs((gate, None), [own.inputs], self._adapters_of(i, "gate"))
         return Attention(qkv, output, config, qk_norm, self._sinks(weights.sinks(i), config), own_gate)
 
     def _latent_attention(
-        self, weights: LatentWeights, config: LatentAttentionConfig, output: LinearLayer
+        self, weights: LatentWeights, config: LatentAttentionConfig, output: AdaptedLayer, i: int
     ) -> LatentAttention:
         heads = self._shard.heads(config)
 
-        def whole(matrix: WeightMatrix) -> Linear:
-            return Linear(self._packer.linear(matrix, self._scheme.linear), None)
+        def whole(role: str, matrix: WeightMatrix) -> Linear:
+            return Linear(self._packer.linear(matrix, self._scheme.linear), None, self._adapters_of(i, role))
 
         def of_heads(matrices: Sequence[WeightMatrix]) -> PackedExperts[Tensor]:
             return self._packer.experts(matrices[heads.start : heads.stop], self._scheme.dtype)
@@ -122,18 +126,18 @@ class LayerBuilder:
         query = weights.query_latent
         queries = range(heads.start * config.query_dim, heads.stop * config.query_dim)
         return LatentAttention(
-            None if query is None else (whole(query[0]), RmsNorm(query[1], LATENT_EPS)),
-            whole(weights.queries.rows([queries])),
-            whole(weights.latent.rows([range(config.latent_dim)])),
+            None if query is None else (whole("query_latent", query[0]), RmsNorm(query[1], LATENT_EPS)),
+            whole("queries", weights.queries.rows([queries])),
+            whole("latent", weights.latent.rows([range(config.latent_dim)])),
             RmsNorm(weights.latent_norm, LATENT_EPS),
-            whole(weights.latent.rows([range(config.latent_dim, config.head_dim)])),
+            whole("rotary_key", weights.latent.rows([range(config.latent_dim, config.head_dim)])),
             of_heads(weights.keys),
             of_heads(weights.values),
             output,
             config,
         )
 
-    def _delta_net(self, net: DeltaNetWeights, config: GatedDeltaConfig, output: LinearLayer) -> GatedDeltaNet:
+    def _delta_net(self, net: DeltaNetWeights, config: GatedDeltaConfig, output: AdaptedLayer, i: int) -> GatedDeltaNet:
         qkvz, heads = self._shard.qkvz(config), self._shard.heads(config)
         of_heads, first_a = slice(heads.start, heads.stop), config.num_value_heads
         channels = np.concatenate([net.conv[part.start : part.stop] for part in qkvz[:3]])
@@ -147,7 +151,9 @@ class LayerBuilder:
         # How strongly a state is written and decays is not quantised: an error would stay in it.
         rows = [heads, range(first_a + heads.start, first_a + heads.stop)]
         numbers = self._packer.linear(net.beta_and_decay.rows(rows), self._scheme.dtype)
-        return GatedDeltaNet(self._outputs((net.qkvz, None), qkvz), Linear(numbers, None), weights, output)
+        beta_and_decay = Linear(numbers, None, self._adapters_of(i, "beta_and_decay"))
+        own = self._outputs((net.qkvz, None), qkvz, self._adapters_of(i, "qkvz"))
+        return GatedDeltaNet(own, beta_and_decay, weights, output)
 
     def _sinks(self, sinks: Weights | None, config: AttentionConfig) -> Tensor | None:
         """Return those of the rank's heads."""
@@ -164,7 +170,8 @@ class LayerBuilder:
             size = moe.shared_intermediate_size
             shared = self._dense(weights, i, SHARED_EXPERTS, size, self._shard.shared_experts(moe))
             if (gate := weights.shared_gate(i)) is not None:
-                shared = GatedExpert(shared, Linear(self._packer.linear(gate, self._scheme.dtype), None))
+                packed, adapters = self._packer.linear(gate, self._scheme.dtype), self._adapters_of(i, "shared_gate")
+                shared = GatedExpert(shared, Linear(packed, None, adapters))
         weight, bias = weights.router(i, moe)
         biases = weights.moe_biases(i, moe)
         logit_bias = None if biases is None else constant(biases[0])
@@ -176,11 +183,11 @@ class LayerBuilder:
 
     def _dense(self, weights: LayerWeights, i: int, part: str, size: int, own: SumPart) -> GatedMlp:
         gate, up = own.inputs, range(size + own.inputs.start, size + own.inputs.stop)
-        mlp = self._config.layers[i].mlp
+        mlp, role = self._config.layers[i].mlp, "shared_" if part == SHARED_EXPERTS else ""
         return GatedMlp(
-            self._outputs(weights.gate_up(i, part, size), (gate, up), self._adapters_of(i, "gate_up")),
+            self._outputs(weights.gate_up(i, part, size), (gate, up), self._adapters_of(i, f"{role}gate_up")),
             mlp.activation if isinstance(mlp, DenseConfig) else "silu",
-            self._summed(weights.down(i, part, size), own, self._adapters_of(i, "down")),
+            self._summed(weights.down(i, part, size), own, self._adapters_of(i, f"{role}down")),
         )
 
     def _experts(self, weights: LayerWeights, i: int, moe: MoeConfig) -> Experts:

@@ -40,10 +40,11 @@ def allocate_states(config: DecoderConfig, dtype: str, num_rows: int, shard: Sha
     return None if size is None else StateMemory.allocate(options, config, size, shard)
 
 
-def first_step(num_tokens: int) -> DeltaStates[Tensor]:
-    """What a step does with states that is the first of its only request."""
-    columns = {"table_rows": [0], "source": [-1], "num_replayed": [0], "num_certain": [num_tokens]}
-    columns |= {"cu_snapshots": [0, 0], "snapshot_ends": [0], "snapshot_slots": [0]}
+def first_step(num_tokens: Sequence[int]) -> DeltaStates[Tensor]:
+    """What a step does with states that is the first of all its requests, which have so many tokens."""
+    none, rows = [0] * len(num_tokens), list(range(len(num_tokens)))
+    columns = {"table_rows": rows, "source": [-1] * len(rows), "num_replayed": none, "num_certain": list(num_tokens)}
+    columns |= {"cu_snapshots": [*none, 0], "snapshot_ends": [0], "snapshot_slots": [0]}
     return DeltaStates(**{name: from_numpy(np.array(values, np.int32)) for name, values in columns.items()})
 
 
@@ -77,12 +78,9 @@ class SingleSequence:
         return self.batch_logits([token_ids])
 
     def batch_logits(self, sequences: Sequence[I32], slots: Sequence[int] | None = None) -> F32:
-        """Return those of several sequences, each with the adapter in its slot, one after another.
-
-        A model with recurrent states takes one only.
-        """
+        """Return those of several sequences, each with the adapter in its slot, one after another."""
         counts, c = np.array([len(sequence) for sequence in sequences]), self.config
-        token_ids, n = np.concatenate(sequences), int(counts.sum())
+        token_ids = np.concatenate(sequences)
         max_blocks = -(-int(counts.max()) // BLOCK_SIZE)
         tables = np.arange(len(sequences) * max_blocks, dtype=np.int32).reshape(len(sequences), max_blocks)
         positions = np.concatenate([np.arange(count) for count in counts])
@@ -96,10 +94,10 @@ class SingleSequence:
             seq_lens=from_numpy(counts.astype(np.int32)),
             blocks=RequestBlocks(from_numpy(np.arange(len(sequences), dtype=np.int32)), from_numpy(tables)),
             rotary=make_rotary(c, int(counts.max()), c.max_position),
-            states=first_step(n) if c.delta_nets else None,
+            states=first_step(counts.tolist()) if c.delta_nets else None,
             adapter_slots=None if slots is None else from_numpy(np.array(slots, np.int32)[rows]),
         )
-        states = allocate_states(c, self.dtype, 1)
+        states = allocate_states(c, self.dtype, len(sequences), self._shard)
         memories = caches if states is None else layer_memories(c, caches, states.nets)
         hidden = self.decoder.forward(np.ascontiguousarray(token_ids, np.int32), memories, inputs)
         return np.asarray(self.decoder.logits(hidden).numpy())

@@ -14,7 +14,8 @@ from fastdeploy_sd.ops.bf16 import widen
 from tests.models import rewrite
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-ALL = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
+DENSE = ("gate_proj", "up_proj", "down_proj")
+ALL = (*ATTENTION, *DENSE)
 
 
 def write_adapter(
@@ -35,7 +36,7 @@ def write_adapter(
     ranks = config.get("rank_pattern", {})
     for name, weight in rewrite.read(model).items():
         module, _, role = name.rpartition(".")
-        if role != "weight" or module.rsplit(".", 1)[-1] not in targets or "experts" in name:
+        if role != "weight" or module.rsplit(".", 1)[-1] not in targets or ".experts." in name:
             continue
         own = next((value for key, value in ranks.items() if module.endswith(key)), rank)
         outputs, inputs = weight.shape

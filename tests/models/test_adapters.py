@@ -17,10 +17,11 @@ from fastdeploy_sd.models.layers.linear import ALONE, TpGroup
 from fastdeploy_sd.types import I32
 from tests.models import gguf_files, rewrite
 from tests.models.harness import SingleSequence
-from tests.models.peft_adapters import ALL, ATTENTION, write_adapter, write_merged
+from tests.models.peft_adapters import ALL, ATTENTION, DENSE, write_adapter, write_merged
 from tests.models.ranks import Rank, rank_groups, together
 
 MAX_RANK = 8
+DELTA_NET = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
 Options = dict[str, Any]
 # Model -> targets, further options: fused matrices, biases, parts of other ranks or without an adapter, mixed experts.
 MODELS: dict[str, tuple[tuple[str, ...], Options]] = {
@@ -28,6 +29,10 @@ MODELS: dict[str, tuple[tuple[str, ...], Options]] = {
     "qwen2-tiny": (("q_proj", "v_proj", "down_proj"), {"use_rslora": True}),
     "gemma3-tiny": (ALL, {}),
     "ernie4_5_moe-tiny": (ATTENTION, {}),
+    "deepseek_v3-tiny": (("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj", *DENSE), {}),
+    "glm4_moe-tiny": (ALL, {}),
+    "qwen3_next-tiny": (("in_proj_qkvz", "in_proj_ba", "out_proj", "shared_expert_gate", *ALL), {}),
+    "qwen3_5_moe-tiny": ((*DELTA_NET, "shared_expert_gate", *ALL), {}),
     "phi3-tiny": (("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), {}),
 }
 
@@ -59,7 +64,9 @@ def test_rows_compute_what_merged_weights_do(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["llama-tiny", "phi3-tiny", "ernie4_5_moe-tiny"])
+@pytest.mark.parametrize(
+    "name", ["llama-tiny", "phi3-tiny", "ernie4_5_moe-tiny", "deepseek_v3-tiny", "qwen3_next-tiny", "qwen3_5_moe-tiny"]
+)
 def test_a_sequence_has_the_same_bits_in_any_company(name: str, dtype: str, tmp_path: Path) -> None:
     """Also the base's: without slots, in slot -1, and in one that was emptied."""
     targets = MODELS[name][0]
@@ -76,7 +83,17 @@ def test_a_sequence_has_the_same_bits_in_any_company(name: str, dtype: str, tmp_
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("name", "size"), [("llama-tiny", 2), ("llama-tiny", 4), ("phi3-tiny", 2)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("llama-tiny", 2),
+        ("llama-tiny", 4),
+        ("phi3-tiny", 2),
+        ("deepseek_v3-tiny", 2),
+        ("qwen3_next-tiny", 4),
+        ("qwen3_5_moe-tiny", 2),
+    ],
+)
 def test_ranks_compute_the_bits_of_one(name: str, size: int, dtype: str, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path, name, MODELS[name][0])
     sequences, slots = [tokens(5), tokens(30, 1)], [1, -1]
@@ -182,6 +199,25 @@ def test_what_is_no_adapter_of_the_model_is_refused_by_name(options: Options, me
         adapters.digest(folder)
     with pytest.raises(CheckpointError, match=message):
         adapters.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "message"),
+    [
+        ("self_attn.kv_b_proj", (256, 32), "kv_b_proj: expected no adapter of it, as attention multiplies queries"),
+        ("mlp.experts.0.up_proj", (64, 128), "experts.0.up_proj: expected no adapter of it, as experts that tokens"),
+        ("mlp.gate", (8, 128), "layers.1.mlp.gate: expected modules of the model that adapters can change"),
+        ("self_attn.kv_a_proj_with_mqa", (32, 128), "expected 48 outputs of 128 inputs, .* got 32"),
+    ],
+)
+def test_what_adapters_cannot_change_is_refused_by_name(
+    module: str, shape: tuple[int, int], message: str, tmp_path: Path
+) -> None:
+    model, (outputs, inputs) = "deepseek_v3-tiny", shape
+    _, adapters = model_with(model)
+    folder = write_adapter(tmp_path, model, ("o_proj",), **_adapted(f"layers.1.{module}", (4, inputs), (outputs, 4)))
+    with pytest.raises(CheckpointError, match=message):
+        adapters.digest(folder)
 
 
 def test_missing_and_pickled_files_are_refused(tmp_path: Path) -> None:

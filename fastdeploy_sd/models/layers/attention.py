@@ -120,7 +120,7 @@ class Attention:
             softcap=self._softcap,
             sinks=self._sinks,
         )
-        gated = y if self._gate is None else sigmoid_gate(y, self._gate(x))
+        gated = y if self._gate is None else sigmoid_gate(y, self._gate(x, slots=inputs.adapter_slots))
         return self._output(gated, slots=inputs.adapter_slots)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:

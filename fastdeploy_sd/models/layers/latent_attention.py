@@ -15,7 +15,7 @@ from paddle import Tensor
 
 from fastdeploy_sd.models.attention_config import LatentAttentionConfig
 from fastdeploy_sd.models.layers.attention import AttentionInputs
-from fastdeploy_sd.models.layers.linear import LinearLayer
+from fastdeploy_sd.models.layers.linear import AdaptedLayer
 from fastdeploy_sd.ops.attention import cascade_append_attention, rope_store_latent_
 from fastdeploy_sd.ops.batch import gather_output_rows
 from fastdeploy_sd.ops.kv_cache import KvCache
@@ -39,14 +39,14 @@ class LatentAttention:
 
     def __init__(  # noqa: PLR0913, PLR0917 (it is one layer)
         self,
-        query_latent: tuple[LinearLayer, Norm] | None,
-        queries: LinearLayer,
-        latent: LinearLayer,
+        query_latent: tuple[AdaptedLayer, Norm] | None,
+        queries: AdaptedLayer,
+        latent: AdaptedLayer,
         latent_norm: Norm,
-        rotary_key: LinearLayer,
+        rotary_key: AdaptedLayer,
         keys: PackedExperts[Tensor],
         values: PackedExperts[Tensor],
-        output: LinearLayer,
+        output: AdaptedLayer,
         config: LatentAttentionConfig,
     ) -> None:
         self._query_latent, self._queries = query_latent, queries
@@ -69,17 +69,18 @@ class LatentAttention:
             inputs.prefixes(cache, q.shape[1] // cache.head_dim),
             inputs.tree_mask,
         )
-        return self._output(head_linear(y, self._values, self._rope.rotary_dim, passes=False))
+        values = head_linear(y, self._values, self._rope.rotary_dim, passes=False)
+        return self._output(values, slots=inputs.adapter_slots)
 
     def store_kv(self, x: Tensor, cache: KvCache[Tensor], inputs: AttentionInputs) -> Tensor:
         """x [T, H] -> q [T, Hq * D] as latent vectors meet it; writes the T new tokens' latent vectors."""
-        read = x
+        read, adapters = x, inputs.adapter_slots
         if self._query_latent is not None:
             project, norm = self._query_latent
-            read, _ = norm(project(x))
-        heads = head_linear(self._queries(read), self._keys, self._rope.rotary_dim, passes=True)
-        latent, _ = self._latent_norm(self._latent(x))
-        latents = concat_columns(latent, self._rotary_key(x))
+            read, _ = norm(project(x, slots=adapters))
+        heads = head_linear(self._queries(read, slots=adapters), self._keys, self._rope.rotary_dim, passes=True)
+        latent, _ = self._latent_norm(self._latent(x, slots=adapters))
+        latents = concat_columns(latent, self._rotary_key(x, slots=adapters))
         slots, rotary = inputs.maps_of(cache).slot_mapping, inputs.rotary[self._rope]
         q = rope_store_latent_(heads, latents, cache, inputs.positions, slots, rotary)
         if inputs.on_stored is not None:

@@ -13,7 +13,7 @@ from fastdeploy_sd.device.device import device
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.device.expert_types import ExpertSlot
 from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
-from fastdeploy_sd.models.layers.linear import AdaptedLayer, LinearLayer, TpGroup
+from fastdeploy_sd.models.layers.linear import AdaptedLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.experts import combine_experts, dispatch_experts
 from fastdeploy_sd.ops.moe import moe_ffn
@@ -38,11 +38,11 @@ class GatedMlp:
 class GatedExpert:
     """expert(x) * sigmoid(gate(x)), of gates [T, 1]."""
 
-    def __init__(self, expert: FeedForward, gate: LinearLayer) -> None:
+    def __init__(self, expert: FeedForward, gate: AdaptedLayer) -> None:
         self._expert, self._gate = expert, gate
 
     def __call__(self, x: Tensor, slots: Tensor | None) -> Tensor:
-        return sigmoid_gate(self._expert(x, slots), self._gate(x))
+        return sigmoid_gate(self._expert(x, slots), self._gate(x, slots=slots))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -101,8 +101,8 @@ def step_bytes(
     ropes = [rope for model in (decoder, *(draft.config for draft in drafts)) for rope in model.ropes]
     # A row of a table, and a factor of queries.
     rotary = max_tokens * 4 * sum(2 if rope is None else rope.rotary_dim + 1 for rope in ropes)
-    # What rows with adapters become between their matrices: of q, k and v, also as the sum over ranks.
-    of_adapters = num_tokens * 2 * 3 * config.lora.max_rank * 4 if config.lora.num_slots else 0
+    # What rows with adapters become between their matrices: of q, k, v and z, also as the sum over ranks.
+    of_adapters = num_tokens * 2 * 4 * config.lora.max_rank * 4 if config.lora.num_slots else 0
     staging = _STAGING_BYTES + _COPY_BYTES * config.copies_kv
     total_memory, _ = library.memory_bytes()
     return total + table + masks + rotary + of_adapters + staging + int(min(_GRAPH_BYTES, total_memory * _GRAPH_SHARE))

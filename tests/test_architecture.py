@@ -120,10 +120,17 @@ def tree(path: Path) -> ast.Module:
 
 
 @cache
+def nodes(path: Path) -> list[ast.AST]:
+    """Return what rules are about, of a file: to go through all nodes takes longer than to parse."""
+    kinds = (ast.Import, ast.ImportFrom, ast.ExceptHandler, ast.Call, ast.keyword)
+    return [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+
+
+@cache
 def imports(path: Path) -> list[tuple[int, str]]:
     """Return (line, dotted name) of everything a file imports, inside functions too."""
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -167,7 +174,7 @@ def forbidden_names(path: Path) -> Iterator[str]:
     for line, name in imports(path):
         if name.split(".")[0] in FORBIDDEN_MODULES:
             yield f"{path}:{line}: imports {name}"
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.ExceptHandler) and node.type is None:
             yield f"{path}:{node.lineno}: bare except"
         elif isinstance(node, ast.Call) and call_name(node) in FORBIDDEN_CALLS:

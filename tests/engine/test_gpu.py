@@ -173,6 +173,7 @@ def test_golden_checkpoints_generate_the_references_tokens(name: str, dtype: Lit
     assert answer.token_ids == tuple(case.greedy[:6].tolist())
 
 
+@pytest.mark.usefixtures("small_chip")
 def test_float16_changes_no_answer_with_the_way(tmp_path: pathlib.Path) -> None:
     config, requests = tiny_config(model_with_layers(tmp_path)), short_requests()[:4]
     config = replace(config, model=replace(config.model, dtype="float16"))

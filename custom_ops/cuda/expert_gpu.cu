@@ -84,6 +84,7 @@ Error ExpertGpu::OpenSegment(ExpertStatus* status) {
   group_.first_pair = reinterpret_cast<int32_t*>(on_gpu(job.first_pair));
   group_.pairs = reinterpret_cast<int32_t*>(on_gpu(segment_->pairs(rank_)));
   group_.done = on_gpu(job.done);
+  group_.is_draining = reinterpret_cast<int32_t*>(on_gpu(&segment_->rank(rank_).is_draining));
   group_.states = on_gpu(&segment_->rank(0).state);
   group_.counts = reinterpret_cast<int64_t*>(on_gpu(segment_->counts(rank_, 0)));
   group_.version = reinterpret_cast<uint64_t*>(on_gpu(&segment_->version()));

@@ -52,11 +52,12 @@ struct ExpertGroup {
   uint64_t* seq;
   int32_t* layer;
   int32_t* num_rows;
-  int32_t* first_pair;  // [R + 1]
-  int32_t* pairs;       // [max_pairs, 3] see ExpertPair
-  char* done;           // by rank, kDoneBytes apart
-  const char* states;   // likewise, kRankBytes apart
-  int64_t* counts;      // [L, E]
+  int32_t* first_pair;         // [R + 1]
+  int32_t* pairs;              // [max_pairs, 3] see ExpertPair
+  char* done;                  // by rank, kDoneBytes apart
+  const char* states;          // likewise, kRankBytes apart
+  const int32_t* is_draining;  // see ExpertRank
+  int64_t* counts;             // [L, E]
   // The table: see ExpertSegment.
   const uint64_t* version;
   const int32_t* table;  // [L, R * S]

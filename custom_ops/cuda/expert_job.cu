@@ -40,8 +40,9 @@ __device__ __forceinline__ void AwaitRank(const ExpertGroup& group, int32_t rank
       if (wants_results) Fail(group, rank, ExpertFailure::kGone);
       return;
     }
-    // One that is being started (again) takes as long as it takes.
-    if (now == ExpertRankState::kLoading) begin = Nanoseconds();
+    // One that is being started (again) takes as long as it takes, but a drain does not wait for it.
+    const bool is_draining = *const_cast<const volatile int32_t*>(group.is_draining) != 0;
+    if (now == ExpertRankState::kLoading && !is_draining) begin = Nanoseconds();
     if (Nanoseconds() - begin >= group.timeout_ns) return Fail(group, rank, ExpertFailure::kLate);
   }
 }

@@ -23,11 +23,14 @@ from fastdeploy_sd.models.weight_bytes import draft_bytes, resident_bytes
 from fastdeploy_sd.models.weights import packed_cache
 from fastdeploy_sd.models.weights import packer as weight_packer
 from fastdeploy_sd.models.weights.decoder_weights import DecoderWeights
+from fastdeploy_sd.models.weights.layer_weights import expert_parts
+from fastdeploy_sd.models.weights.packer import WeightPacker
+from fastdeploy_sd.ops.linear_format import LinearFormat
 from fastdeploy_sd.worker.loading.device_choice import choose_device
 from fastdeploy_sd.worker.loading.draft_weights import draft_head_format, open_draft_weights, own_scheme
 from fastdeploy_sd.worker.loading.model_loading import LoadedModel, load_model
 from tests.engine.gpu import gpu_device
-from tests.models import quantized_files, rewrite
+from tests.models import golden, quantized_files, rewrite
 from tests.models.mtp_models import make_model
 from tests.ops.cuda_device import EMULATED
 
@@ -149,3 +152,21 @@ def test_a_table_of_embeddings_is_converted_piece_by_piece(
         got = device().read(model.decoder.embed._table)
     table = Checkpoint(golden_dir / "llama-tiny").tensor("model.embed_tokens.weight", got.shape)
     np.testing.assert_array_equal(got, (table.astype(np.uint32) << 16).view(np.float32))
+
+
+@pytest.mark.parametrize("fmt", ["bfloat16", "float16", "wint8", "wint4", "fp8"])
+def test_an_expert_that_moves_in_has_the_bytes_of_one_that_was_loaded(fmt: LinearFormat) -> None:
+    config = ModelConfig(str(golden.ROOT / "qwen3_moe-tiny"))
+    checkpoint = Checkpoint(config.path)
+    decoder = read_decoder_config(checkpoint.config)
+    weights, moe = DecoderWeights(checkpoint, decoder), decoder.layers[0].mlp
+    assert isinstance(moe, MoeConfig)
+    parts = [weights.down(0, part, moe.intermediate_size)[0] for part in expert_parts(moe)[:2]]
+    with gpu_device(EMULATED):
+        choose_device(Config(config, device="gpu"))
+        packer = WeightPacker(checkpoint)
+        packed = packer.experts(parts, fmt, are_spread=True, may_move=True)
+        device().prepare_overwrites(packed.expert_bytes)
+        loaded = device().read(packed.data).copy().reshape(2, -1)
+        packer.pack_expert(parts[1], fmt, packed, packed.data.data_ptr())
+        np.testing.assert_array_equal(device().read(packed.data).reshape(2, -1), loaded[[1, 1]])

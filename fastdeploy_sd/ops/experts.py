@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.expert_service import ExpertService
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, I32, Attr, DTypeOf, In, Out
 from fastdeploy_sd.device.program.op import A, Op
-from fastdeploy_sd.ops.moe import ROUTER
+from fastdeploy_sd.ops.moe import ROUTER, RouterOptions, router_arguments
 
 DISPATCH_EXPERTS = Op(
     "dispatch_experts",
@@ -49,18 +49,10 @@ def dispatch_experts(  # noqa: PLR0913
     service: ExpertService | None,
     layer: int,
     *,
-    top_k: int,
-    normalize: bool,
-    norm_min: float,
-    scale: float = 1.0,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    num_chosen_groups: int = 1,
-    router_bias: A | None = None,
-    selection_bias: A | None = None,
     part: int = 0,
     num_parts: int = 1,
     is_first: bool = False,
+    **router: Unpack[RouterOptions],
 ) -> tuple[A, A]:
     """Choose each token's experts, as `moe_ffn` does, and give the tokens to the ranks that have these.
 
@@ -68,7 +60,7 @@ def dispatch_experts(  # noqa: PLR0913
     and weights 0. `combine_experts` must follow before the next call.
 
     Args:
-        x and those of the router: as `moe_ffn`'s.
+        x, router_weight, router: as `moe_ffn`'s.
         service: this rank's; None = the tokens are given to no rank.
         layer: its number in the service.
         part, num_parts: tokens T * part // num_parts to T * (part + 1) // num_parts - 1 are this rank's.
@@ -82,20 +74,12 @@ def dispatch_experts(  # noqa: PLR0913
     expert_ids, weights = DISPATCH_EXPERTS(
         x=x,
         router_weight=router_weight,
-        router_bias=router_bias,
-        selection_bias=selection_bias,
         service=0 if service is None else service.handle,
         layer=layer,
         part=part,
         num_parts=num_parts,
         is_first=is_first,
-        top_k=top_k,
-        normalize=normalize,
-        norm_min=norm_min,
-        scale=scale,
-        sigmoid=sigmoid,
-        num_groups=num_groups,
-        num_chosen_groups=num_chosen_groups,
+        **router_arguments(router),
     )
     return expert_ids, weights
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 from fastdeploy_sd.device.device_tensor import dtype_name
 from fastdeploy_sd.device.program.declaration import ACTIVATIONS, F32, U8, Attr, DTypeOf, In, Out
@@ -24,6 +24,28 @@ ROUTER: Mapping[str, In | Attr] = {
     "norm_min": Attr(float),
     "scale": Attr(float),
 }
+
+
+class RouterOptions(TypedDict, total=False):
+    """What functions of ops that route take besides the router's weight; see `moe_ffn`."""
+
+    top_k: Required[int]
+    normalize: Required[bool]
+    norm_min: Required[float]
+    scale: float
+    sigmoid: bool
+    num_groups: int
+    num_chosen_groups: int
+    router_bias: Any
+    selection_bias: Any
+
+
+def router_arguments(options: RouterOptions) -> dict[str, Any]:
+    """Return what an op takes of the router, by the names of its declaration."""
+    plain = {"scale": 1.0, "sigmoid": False, "num_groups": 1, "num_chosen_groups": 1}
+    return {**plain, "router_bias": None, "selection_bias": None, **options}
+
+
 MOE_FFN = Op(
     "moe_ffn",
     "num_tokens",
@@ -54,15 +76,6 @@ def moe_ffn(  # noqa: PLR0913
     gate_up: PackedExperts[A],
     down: PackedExperts[A],
     *,
-    top_k: int,
-    normalize: bool,
-    norm_min: float,
-    scale: float = 1.0,
-    sigmoid: bool = False,
-    num_groups: int = 1,
-    num_chosen_groups: int = 1,
-    router_bias: A | None = None,
-    selection_bias: A | None = None,
     gate_up_bias: A | None = None,
     down_bias: A | None = None,
     gate_limit: float | None = None,
@@ -70,6 +83,7 @@ def moe_ffn(  # noqa: PLR0913
     first_expert: int = 0,
     num_slices: int = 1,
     out_dtype: Any = None,
+    **router: Unpack[RouterOptions],
 ) -> A:
     """Mixture of experts: the weighted sum of the top_k experts' SwiGLU networks. A row depends on its own x alone.
 
@@ -106,8 +120,6 @@ def moe_ffn(  # noqa: PLR0913
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
         gate_limit=gate_limit or 0.0,
-        router_bias=router_bias,
-        selection_bias=selection_bias,
         shared=shared,
         hidden_size=down.out_features,
         intermediate_size=down.in_features,
@@ -116,13 +128,7 @@ def moe_ffn(  # noqa: PLR0913
         num_slices=num_slices,
         gate_up_format=format_code(gate_up.format),
         down_format=format_code(down.format),
-        top_k=top_k,
-        normalize=normalize,
-        norm_min=norm_min,
-        scale=scale,
-        sigmoid=sigmoid,
-        num_groups=num_groups,
-        num_chosen_groups=num_chosen_groups,
         y_dtype=dtype_name(x.dtype if out_dtype is None else out_dtype),
+        **router_arguments(router),
     )
     return y

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import paddle
 from paddle import Tensor
@@ -16,7 +15,7 @@ from fastdeploy_sd.models.decoder_config import Activation, MoeConfig
 from fastdeploy_sd.models.layers.linear import AdaptedLayer, TpGroup
 from fastdeploy_sd.ops.collective import all_reduce
 from fastdeploy_sd.ops.experts import combine_experts, dispatch_experts
-from fastdeploy_sd.ops.moe import moe_ffn
+from fastdeploy_sd.ops.moe import RouterOptions, moe_ffn
 from fastdeploy_sd.ops.packing import PackedExperts
 from fastdeploy_sd.ops.rowwise import geglu, sigmoid_gate, swiglu
 
@@ -61,7 +60,7 @@ class Router:
     selection_bias: Tensor | None
     config: MoeConfig
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> RouterOptions:
         """Return what ops that route take besides the weight."""
         c = self.config
         return {

@@ -25,15 +25,20 @@ UNCLEAR = re.compile(
     r"|whoever|nobody|somebody|anybody|everybody|beside|behind(?! (?:a|the) proxy))\b",
     re.IGNORECASE,
 )
+# These quote the words: the lists of this test, and a text whose digest is published.
+QUOTING = {Path(__file__).resolve(), ROOT / "tests" / "ops" / "test_packing.py"}
 SOURCES = [
     path
-    for folder in ("fastdeploy_sd", "custom_ops", "benchmarks")
-    for kind in ("*.py", "*.h", "*.cc", "*.cu")
+    for folder in ("fastdeploy_sd", "custom_ops", "benchmarks", "scripts", "tests")
+    for kind in ("*.py", "*.h", "*.cc", "*.cu", "*.sh")
     for path in sorted((ROOT / folder).rglob(kind))
+    if path not in QUOTING
 ]
-OLD_NAMES = re.compile(r"\b(?:dear|hope[ds]?|belie[fv]\w*|lessons?|made_up|company)\b", re.IGNORECASE)
 MAX_LINE = 120  # but for rows of tables
-NO_ACTOR = re.compile(r"\b(?:nobody|somebody|whoever|everybody|patience)\b", re.IGNORECASE)
+IN_SOURCES = re.compile(
+    r"\b(?:dear|hope[ds]?|belie[fv]\w*|lessons?|made_up|company|nobody|somebody|whoever|everybody|patience)\b",
+    re.IGNORECASE,
+)
 
 
 def anchors(page: Path) -> set[str]:
@@ -67,9 +72,8 @@ def test_words_that_hide_the_meaning_do_not_come_back() -> None:
 
 
 def test_words_that_hide_the_meaning_do_not_come_back_to_the_code() -> None:
-    assert {path.suffix for path in SOURCES} == {".py", ".h", ".cc", ".cu"}
-    assert places(SOURCES, OLD_NAMES) == []
-    assert places((path for path in SOURCES if path.is_relative_to(ROOT / "fastdeploy_sd")), NO_ACTOR) == []
+    assert {path.suffix for path in SOURCES} == {".py", ".h", ".cc", ".cu", ".sh"}
+    assert places(SOURCES, IN_SOURCES) == []
 
 
 def test_lines_of_text_are_short() -> None:

@@ -60,11 +60,11 @@ class ThreadPool {
     uint64_t own = Drain(job, 0);
     num_pieces_ += job.num_pieces();
     uint64_t begin = __rdtsc();
-    const uint64_t patience = is_crowded_ ? kCrowdedTicks : kWaitTicks;
+    const uint64_t max_ticks = is_crowded_ ? kCrowdedTicks : kWaitTicks;
     for (uint32_t spins = 1; num_own_ + own + NumDone() != num_pieces_; ++spins) {
       // Also what a thread took from another before the system stopped it.
       if (spins % kSpinsPerScan == 0) own += Steal(job, 0, 0, NumGroups(job), true);
-      if (__rdtsc() - begin < patience) {
+      if (__rdtsc() - begin < max_ticks) {
         _mm_pause();
         continue;
       }
@@ -213,11 +213,11 @@ class ThreadPool {
   uint32_t NextSequence(Group* group, uint32_t seen, int32_t thread) {
     std::atomic<uint32_t>* const sequence = group->job.sequence();
     const uint64_t begin = __rdtsc();
-    const uint64_t patience = is_crowded_ ? kCrowdedTicks : kIdleTicks;
+    const uint64_t max_ticks = is_crowded_ ? kCrowdedTicks : kIdleTicks;
     for (;;) {
       const uint32_t now = sequence->load(std::memory_order_acquire);
       if (now != seen && now % 2 == 0) return now;
-      if (now != seen || (__rdtsc() - begin < patience && !stopped_.MustSleep(thread))) {
+      if (now != seen || (__rdtsc() - begin < max_ticks && !stopped_.MustSleep(thread))) {
         _mm_pause();
         continue;
       }

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastdeploy_sd.engine.ipc import messages as m
-from fastdeploy_sd.errors import BadRequest, FdsdError, Unavailable
+from fastdeploy_sd.errors import BadRequest, FdsdError, InternalError, Unavailable, shown
 from fastdeploy_sd.process.background import BackgroundCalls
 
 if TYPE_CHECKING:
     from fastdeploy_sd.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 # Reading an adapter's files, some hundred MB.
@@ -103,4 +106,8 @@ class Answers:
             source = self._engine.adapters.end(message.name, Path(message.folder or ""), call.result)
         except FdsdError as error:
             return identity, m.Rejected(message.handle, m.WireError.of(error))
+        except Exception:  # an accident of this adapter; the engine's books have not changed
+            logger.exception("adapter %s could not be read", shown(message.name))
+            failure = m.WireError.of(InternalError("the adapter could not be read"))
+            return identity, m.Rejected(message.handle, failure)
         return identity, m.AdapterReply(message.handle, source)

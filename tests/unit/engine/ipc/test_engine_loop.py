@@ -110,6 +110,20 @@ async def test_requests_go_on_while_an_adapter_is_read() -> None:
         assert [source.adapter.name for source in client.model_info.adapters] == ["x"]
 
 
+async def test_an_accident_while_an_adapter_is_read_ends_nothing_else() -> None:
+    class Files(ToyAdapters):
+        def digest(self, folder: Path) -> str:
+            if folder.name == "y":
+                raise MemoryError
+            return super().digest(folder)
+
+    info = toy_info(num_blocks=4096, num_adapter_slots=1)
+    async with hosted(info=info, adapters=Files()) as host, connected(host) as client:
+        with pytest.raises(InternalError, match="the adapter could not be read"):
+            await client.change_adapter("y", "y")
+        assert (await client.change_adapter("y", "x")).adapter.name == "y"
+
+
 async def test_closing_the_iterator_frees_the_request_and_its_id() -> None:
     async with hosted(before_step=dawdle) as host, connected(host) as client:
         leaving = client.generate(toy_request("a", [5, 6], max_tokens=ENDLESS))

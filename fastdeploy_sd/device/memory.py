@@ -60,6 +60,16 @@ def huge_pages(num_bytes: int) -> Bytes:
     memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
+    return _aligned(memory, num_bytes)
+
+
+def whole_huge_pages(num_bytes: int) -> int:
+    """Return the bytes of the fewest huge pages that hold so many."""
+    return -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
+def _aligned(memory: mmap.mmap, num_bytes: int) -> Bytes:
+    """Return u8[num_bytes] of mapped memory, which has a huge page more, at a multiple of 2 MiB."""
     whole = np.frombuffer(memory, np.uint8)
     begin = -whole.ctypes.data % HUGE_PAGE_BYTES
     return whole[begin : begin + num_bytes]
@@ -73,9 +83,7 @@ def map_file(file: int, begin: int, num_bytes: int, *, is_writable: bool = False
     access = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
     # Python maps at no address of one's choice, but gives all of this back.
     room = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=access)
-    whole = np.frombuffer(room, np.uint8)
-    skipped = -whole.ctypes.data % HUGE_PAGE_BYTES
-    memory = whole[skipped : skipped + num_bytes]
+    memory = _aligned(room, num_bytes)
     where = ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(num_bytes)
     if libc().mmap(*where, access, mmap.MAP_SHARED | _MAP_FIXED, file, ctypes.c_long(begin)) == _FAILED:
         error = ctypes.get_errno()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastdeploy_sd.device.checksum import chunk_checksums
-from fastdeploy_sd.device.memory import HUGE_PAGE_BYTES, map_file
+from fastdeploy_sd.device.memory import map_file, whole_huge_pages
 from fastdeploy_sd.device.memory_nodes import spreading_files
 from fastdeploy_sd.process.files import open_regular, replacing
 from fastdeploy_sd.types import Bytes
@@ -68,8 +68,7 @@ def _read(file: int, begin: int, key: Key) -> dict[str, Bytes]:
     if not places:
         return {}
     end = max(place + num_bytes for place, num_bytes, _ in places.values())
-    whole_pages = -(-end // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    data = map_file(file, begin, min(whole_pages, os.fstat(file).st_size - begin))
+    data = map_file(file, begin, min(whole_huge_pages(end), os.fstat(file).st_size - begin))
     return {name: _verified(data, name, *place) for name, place in places.items()}
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fastdeploy_sd.device.memory import CHUNK_BYTES, HUGE_PAGE_BYTES, make_huge, map_file, punch
+from fastdeploy_sd.device.memory import CHUNK_BYTES, HUGE_PAGE_BYTES, make_huge, map_file, punch, whole_huge_pages
 from fastdeploy_sd.models.weights.packed_file import MAX_HEADER_BYTES, Key, PackedFile, PackedFileError, write_header
 from fastdeploy_sd.types import Bytes
 
@@ -103,7 +103,7 @@ class SharedPart:
     def take(self, num_bytes: int) -> Bytes:
         """Return zeros u8[num_bytes] at a multiple of 4096."""
         begin, end = self._end, self._end + num_bytes
-        last = _whole_pages(end)
+        last = whole_huge_pages(end)
         if last > self._first + len(self._window):
             self._first = begin // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
             size = max(last - self._first, CHUNK_BYTES)
@@ -119,10 +119,6 @@ class SharedPart:
         begins = [self._begins[data.ctypes.data] for data in matrices.values()]
         write_header(self._file, self._place, self._key, matrices, begins)
         self.close()
-
-
-def _whole_pages(position: int) -> int:
-    return -(-position // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,18 @@ def of(client: str, request: Request) -> Request:
     return replace(request, client=client)
 
 
+def finish_with_arrivals(bench: Bench, arrivals: Callable[[int], list[Request]]) -> None:
+    """Finish requests, before each step of which others arrive; "y" must not wait for long."""
+    for i in range(1, 40):
+        bench.submit(*arrivals(i))
+        bench.step()
+        if "y" in bench.transcript.last:
+            break
+    assert "y" in bench.transcript.last
+    assert i < 10
+    bench.finish()
+
+
 def loads(bench: Bench) -> list[tuple[int, str]]:
     """The places that plans have filled, in order."""
     return [(one.slot, one.source.adapter.name) for plan in bench.plans for one in plan.adapter_loads]
@@ -62,14 +75,7 @@ def test_no_adapter_waits_for_ever_while_others_keep_coming(policy: str) -> None
     bench.submit(asked("x0", "x", 4))
     bench.step()
     bench.submit(asked("y", "y", 2))
-    for i in range(1, 40):
-        bench.submit(asked(f"x{i}", "x", 4))
-        bench.step()
-        if "y" in bench.transcript.last:
-            break
-    assert "y" in bench.transcript.last
-    assert i < 10
-    bench.finish()
+    finish_with_arrivals(bench, lambda i: [asked(f"x{i}", "x", 4)])
 
 
 @pytest.mark.parametrize("others", [{"b": "x"}, {"b": "x", "c": "z"}])
@@ -79,14 +85,9 @@ def test_no_adapter_waits_for_ever_for_those_of_other_clients(others: dict[str, 
     bench.submit(of("a", asked("long", "", 60)), of("b", asked("first", "x", 4)))
     bench.step()
     bench.submit(of("a", asked("y", "y", 2)))
-    for i in range(1, 40):
-        bench.submit(*(of(client, asked(f"{adapter}{i}", adapter, 4)) for client, adapter in others.items()))
-        bench.step()
-        if "y" in bench.transcript.last:
-            break
-    assert "y" in bench.transcript.last
-    assert i < 10
-    bench.finish()
+    finish_with_arrivals(
+        bench, lambda i: [of(client, asked(f"{adapter}{i}", adapter, 4)) for client, adapter in others.items()]
+    )
 
 
 def test_a_place_keeps_its_adapter_while_nobody_needs_it() -> None:
